@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
+from flatout.engines.adapters.lora.blocks import Padding, Targets
 from flatout.engines.adapters.tasks import Example, TaskBatch
 from flatout.engines.adapters.tasks.sentiment import Sentiment
-from flatout.engines.adapters.tasks.task import Padding, Targets
 from flatout.testing.adapter_tasks import AdapterTaskContract
 
 

@@ -33,7 +33,46 @@ TIME_COMES_FIRST = re.compile(r"RNN|LSTM|GRU")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-class BatchedCall(Arm):
+class OneCall(Arm):
+    """One call in place of those that a line makes; in a block's first step their results are followed."""
+
+    def __init__(self, user_code: UserCode, clock: Clock, *, place: Place, suspicion: float) -> None:
+        self.label, self.place, self.suspicion = f"{self.kind} {place}", place, suspicion
+        self._user_code, self._clock = user_code, clock
+        self._patches = Patches()
+        self._followed: FollowedResults | None = None
+
+    def _types_called(self) -> Iterable[type]:
+        """The types of modules whose calls become one."""
+        raise NotImplementedError
+
+    def _call(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """What stands in for `__call__` of a type."""
+        raise NotImplementedError
+
+    def begin(self) -> None:
+        from flatout.measure.arms.call_results import FollowedResults
+
+        self._followed = FollowedResults()
+        insert_mode(self._followed)
+        for kind in self._types_called():
+            self._patches.replace(kind, "__call__", self._call(kind.__call__))
+
+    def end(self) -> None:
+        self._patches.undo()
+        self._stop_following()
+
+    def release(self) -> None:
+        self._patches.undo()
+
+    def _stop_following(self) -> None:
+        if self._followed is not None:
+            remove_mode(self._followed)
+            self._followed.forget()
+            self._followed = None
+
+
+class BatchedCall(OneCall):
     """One call of a module on the rows that a line passes one by one."""
 
     kind = "batched-call"
@@ -48,11 +87,9 @@ class BatchedCall(Arm):
         place: Place,
         suspicion: float,
     ) -> None:
-        self.label, self.place, self.suspicion = f"{self.kind} {place}", place, suspicion
-        self._user_code, self._clock, self._num_backwards = user_code, clock, num_backwards
+        super().__init__(user_code, clock, place=place, suspicion=suspicion)
+        self._num_backwards = num_backwards
         self._types = tuple(types)
-        self._patches = Patches()
-        self._followed: FollowedResults | None = None  # in the block's first step
         self._calls: list[Arguments] = []
         self._reset()
 
@@ -69,13 +106,8 @@ class BatchedCall(Arm):
         self._first_rows: list[FirstRow] = []  # whose gradients stand for those of all rows
         self._watched: dict[tuple[CodeType, int], bool] = {}  # whether a caller's line is the arm's
 
-    def begin(self) -> None:
-        from flatout.measure.arms.call_results import FollowedResults
-
-        self._followed = FollowedResults()
-        insert_mode(self._followed)
-        for kind in self._types:
-            self._patches.replace(kind, "__call__", self._call(kind.__call__))
+    def _types_called(self) -> Iterable[type]:
+        return self._types
 
     def step_end(self) -> None:
         if not all(first.has_gradient for first in self._first_rows):
@@ -89,21 +121,11 @@ class BatchedCall(Arm):
     def end(self) -> None:
         import torch
 
-        self._patches.undo()
-        self._stop_following()
+        super().end()
         with torch.no_grad():
             for buffer, kept in self._buffers:
                 buffer.copy_(kept)
         self._reset()
-
-    def release(self) -> None:
-        self._patches.undo()
-
-    def _stop_following(self) -> None:
-        if self._followed is not None:
-            remove_mode(self._followed)
-            self._followed.forget()
-            self._followed = None
 
     def _call(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def call_once(module: Any, *args: Any, **kwargs: Any) -> Any:

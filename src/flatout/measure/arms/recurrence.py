@@ -13,18 +13,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
+from flatout.measure.arms.batched_call import OneCall
 from flatout.measure.clock import Clock, ident
 from flatout.measure.evidence import Place, Site
-from flatout.measure.lines.function_modes import insert_mode, remove_mode
-from flatout.measure.patches import Patches
 from flatout.measure.phases import has_compiled
 from flatout.measure.user_code import UserCode
-
-if TYPE_CHECKING:
-    from flatout.measure.arms.call_results import FollowedResults
 
 LAYERS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "RNNCell": "RNN"}
 LEAST_CALLS, LEAST_SHARE = 8, 0.05
@@ -46,28 +42,19 @@ class CellCalls:
     last: Any = None
 
 
-class LibraryRecurrence(Arm):
+class LibraryRecurrence(OneCall):
     """One call of a recurrent layer in place of a loop over a cell."""
 
     kind = "library-recurrence"
 
     def __init__(self, user_code: UserCode, clock: Clock, *, place: Place, suspicion: float) -> None:
-        self.label, self.place, self.suspicion = f"{self.kind} {place}", place, suspicion
-        self._user_code, self._clock = user_code, clock
-        self._patches = Patches()
-        self._followed: FollowedResults | None = None  # in the block's first step
+        super().__init__(user_code, clock, place=place, suspicion=suspicion)
         self._cells: dict[int, CellCalls] = {}
 
-    def begin(self) -> None:
+    def _types_called(self) -> Iterable[type]:
         import torch
 
-        from flatout.measure.arms.call_results import FollowedResults
-
-        self._followed = FollowedResults()
-        insert_mode(self._followed)
-        for name in LAYERS:
-            kind = getattr(torch.nn, name)
-            self._patches.replace(kind, "__call__", self._call(kind.__call__))
+        return [getattr(torch.nn, name) for name in LAYERS]
 
     def step_end(self) -> None:
         for calls in self._cells.values():
@@ -82,23 +69,13 @@ class LibraryRecurrence(Arm):
     def end(self) -> None:
         import torch
 
-        self._patches.undo()
-        self._stop_following()
+        super().end()
         with torch.no_grad():
             for calls in self._cells.values():
                 for parameter, memory in calls.before:
                     memory.copy_(parameter)
                     parameter.data = memory
         self._cells.clear()
-
-    def release(self) -> None:
-        self._patches.undo()
-
-    def _stop_following(self) -> None:
-        if self._followed is not None:
-            remove_mode(self._followed)
-            self._followed.forget()
-            self._followed = None
 
     def _call(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def call_layer(cell: Any, *args: Any, **kwargs: Any) -> Any:

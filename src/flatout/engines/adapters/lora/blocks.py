@@ -14,14 +14,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from flatout.ground.errors import BadInput
 from flatout.multiplex.rows import VariantRange
+
+Ints = npt.NDArray[np.int32]
+Targets = dict[str, npt.NDArray[Any]]
+
+
+class Padding(NamedTuple):
+    """The shape that targets are padded to."""
+
+    rows: int
+    length: int
+    pad_id: int
+    row_multiple: int
+    length_multiple: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,21 +17,13 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets
+from flatout.engines.adapters.lora.chunked_loss import IGNORED
 from flatout.engines.adapters.lora.encoder import pooled
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.metrics import accuracy, label_f1, macro_f1
 from flatout.engines.adapters.tasks.rows import Record, Splits
-from flatout.engines.adapters.tasks.task import (
-    IGNORED,
-    AdapterTask,
-    Asked,
-    Example,
-    Ints,
-    Padding,
-    Prediction,
-    Targets,
-    TaskBatch,
-)
+from flatout.engines.adapters.tasks.task import AdapterTask, Asked, Example, Prediction, TaskBatch
 from flatout.ground.errors import BadInput
 
 MOST_SHOWN = 8  # labels in one line

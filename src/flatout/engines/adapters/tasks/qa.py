@@ -22,20 +22,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets
+from flatout.engines.adapters.lora.chunked_loss import IGNORED
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.metrics import exact_match, span_f1
 from flatout.engines.adapters.tasks.rows import Record, text_field
-from flatout.engines.adapters.tasks.task import (
-    IGNORED,
-    AdapterTask,
-    Asked,
-    Example,
-    Ints,
-    Padding,
-    Prediction,
-    Targets,
-    TaskBatch,
-)
+from flatout.engines.adapters.tasks.task import AdapterTask, Asked, Example, Prediction, TaskBatch
 from flatout.ground.errors import BadInput
 
 OUTSIDE = -1  # the offset of a token that is not of the context

@@ -18,21 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets
+from flatout.engines.adapters.lora.chunked_loss import IGNORED
 from flatout.engines.adapters.tasks.classification import PooledHead
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.metrics import explained, pearson, spearman
 from flatout.engines.adapters.tasks.rows import Record, Splits
-from flatout.engines.adapters.tasks.task import (
-    IGNORED,
-    AdapterTask,
-    Asked,
-    Example,
-    Ints,
-    Padding,
-    Prediction,
-    Targets,
-    TaskBatch,
-)
+from flatout.engines.adapters.tasks.task import AdapterTask, Asked, Example, Prediction, TaskBatch
 from flatout.ground.errors import BadInput
 
 

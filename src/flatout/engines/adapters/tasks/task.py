@@ -26,19 +26,15 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.blocks import TokenBlock, block_of, tensor_on
+from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets, TokenBlock, block_of, tensor_on
 from flatout.engines.adapters.lora.chunked_loss import IGNORED as IGNORED  # a target that is not there
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.rows import DataOptions, Record, Splits, gather, text_field
 from flatout.engines.run.json_lines import read_rows
 from flatout.ground.errors import BadInput
-
-Ints = npt.NDArray[np.int32]
-Targets = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,16 +87,6 @@ class Prediction:
     text: str | None
     num_correct: int = 0  # target tokens named rightly when the ones before are given (generation)
     num_targets: int = 0
-
-
-class Padding(NamedTuple):
-    """The shape that targets are padded to."""
-
-    rows: int
-    length: int
-    pad_id: int
-    row_multiple: int
-    length_multiple: int
 
 
 class Asked(NamedTuple):
