@@ -14,24 +14,21 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from flatout.tuner.patches.purity import impure_part
-from flatout.tuner.patches.source import (
-    Refused,
-    Replacement,
-    Source,
+from flatout.tuner.patches.nodes import (
     appended,
     argument,
     assigned,
     bindings,
-    binds_itself,
     call_of,
     dotted,
     is_empty_list,
+    is_zero,
     reads,
-    substitute,
     target_names,
     walk,
 )
+from flatout.tuner.patches.purity import impure_part
+from flatout.tuner.patches.source import Refused, Replacement, Source, binds_itself, substitute
 
 JOINS = {"torch.stack": "stack", "torch.cat": "cat", "torch.concat": "cat"}
 
@@ -84,7 +81,7 @@ def find_collected(source: Source, lines: Sequence[int], kinds: dict[str, str]) 
         axis = argument(call, "dim", 1)
         if joined is None or values is None:
             continue
-        if axis is not None and not (isinstance(axis, cst.Integer) and axis.value == "0"):
+        if axis is not None and not is_zero(axis):
             continue
         try:
             found = _of_call(source, call, joined, values, kinds)
@@ -182,14 +179,15 @@ def _of_body(
         made = assigned(statement)
         if made is None or made[0] in known or made[0] in names or impure_part(made[1], kinds) is not None:
             raise Refused(f"line {source.line(statement)} does more than fill the list")
-        known[made[0]] = _inlined(made[1], known)
+        known[made[0]] = inlined(made[1], known)
     last = appended(block[-1])
     if last is None or last[0] != name:
         raise Refused(f"line {source.line(block[-1])} does more than fill the list")
-    return text, names, _inlined(last[1], known)
+    return text, names, inlined(last[1], known)
 
 
-def _inlined(value: cst.BaseExpression, known: dict[str, cst.BaseExpression]) -> cst.BaseExpression:
+def inlined(value: cst.BaseExpression, known: dict[str, cst.BaseExpression]) -> cst.BaseExpression:
+    """The value with names replaced by what they are known to be."""
     if isinstance(value, cst.Name):
         return known.get(value.value, value)
     new: cst.BaseExpression = substitute(

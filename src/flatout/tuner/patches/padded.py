@@ -14,20 +14,18 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from flatout.tuner.patches.source import (
-    Source,
+from flatout.tuner.patches.nodes import (
     appended,
     argument,
     assigned,
     call_of,
     dotted,
-    expression,
     is_empty_list,
+    is_zero,
     reads,
-    same,
-    substitute,
     walk,
 )
+from flatout.tuner.patches.source import Source, expression, same, substitute
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,14 +180,14 @@ def _pads_with_zeros(value: cst.BaseExpression, name: str, longest: str) -> bool
         if not isinstance(widths, (cst.Tuple, cst.List)) or len(widths.elements) < 2:
             return False
         zeros, end = widths.elements[:-1], widths.elements[-1]
-        return all(_is_zero(each.value) for each in zeros) and _is_missing(end.value, name, longest)
+        return all(is_zero(each.value) for each in zeros) and _is_missing(end.value, name, longest)
     if called not in ("torch.cat", "torch.concat"):
         return False
     axis = argument(value, "dim", 1)
     joined = argument(value, "tensors", 0)
     if not isinstance(joined, (cst.List, cst.Tuple)) or len(joined.elements) != 2:
         return False
-    if axis is not None and not _is_zero(axis):
+    if axis is not None and not is_zero(axis):
         return False
     first, zeros_call = (each.value for each in joined.elements)
     if dotted(first) != name or not isinstance(zeros_call, cst.Call) or not zeros_call.args:
@@ -200,10 +198,6 @@ def _pads_with_zeros(value: cst.BaseExpression, name: str, longest: str) -> bool
     if isinstance(size, (cst.Tuple, cst.List)) and size.elements:
         size = size.elements[0].value
     return _is_missing(size, name, longest)
-
-
-def _is_zero(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Integer) and node.value == "0"
 
 
 def _is_missing(node: cst.CSTNode, name: str, longest: str) -> bool:

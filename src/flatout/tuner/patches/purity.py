@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import libcst as cst
 
-from flatout.tuner.patches.source import Source, call_of, dotted, method_of, walk
+from flatout.tuner.patches.nodes import call_of, dotted, is_zero, method_of, walk
+from flatout.tuner.patches.source import Source
 
 # Modules without state or chance that treat each row alone.
 ROWWISE = {
@@ -132,10 +133,6 @@ def has_one_row(node: cst.CSTNode) -> bool:
                 first = each.args[0].value
                 if isinstance(first, (cst.List, cst.Tuple)) and len(first.elements) == 1:
                     return True
-            if method_of(each) == "unsqueeze" and each.args and _is_zero(each.args[0].value):
+            if method_of(each) == "unsqueeze" and each.args and is_zero(each.args[0].value):
                 return True
     return False
-
-
-def _is_zero(node: cst.CSTNode) -> bool:
-    return isinstance(node, cst.Integer) and node.value == "0"

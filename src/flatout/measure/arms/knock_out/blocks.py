@@ -64,19 +64,7 @@ def whole_block(function: FunctionNode, tree: ast.AST) -> Block:
 def inner_blocks(function: FunctionNode, block: Block, tree: ast.AST) -> list[Block]:
     """The blocks right inside a block, in order; those that can only be taken away with others are opened."""
     suite, first = find_statements(function, block)
-    last = first + block.num_statements - 1
-    found: list[Block] = []
-    position = first
-    while position <= last:
-        made = _run_at(function, suite, position, tree)
-        same = (made.num_statements, made.start) == (block.num_statements, block.start)
-        if same or made.refusal is not None:
-            found += _opened(function, suite[position], tree)
-            position += 1
-        else:
-            found.append(made)
-            position += made.num_statements
-    return found
+    return _runs_in(function, suite, range(first, first + block.num_statements), tree, beside=block)
 
 
 def loop_blocks(scope: Scope, suite: list[ast.stmt], tree: ast.AST) -> Iterator[Block]:
@@ -121,16 +109,34 @@ def _opened(function: FunctionNode, statement: ast.stmt, tree: ast.AST) -> list[
     found: list[Block] = []
     for name in SUITES:
         suite = getattr(statement, name, None)
-        if isinstance(suite, list) and suite:
-            position = 0
-            while position < len(suite):
-                made = _run_at(function, suite, position, tree)
-                if made.refusal is not None:
-                    found += _opened(function, suite[position], tree)
-                    position += 1
-                else:
-                    found.append(made)
-                    position += made.num_statements
+        if isinstance(suite, list):
+            found += _runs_in(function, suite, range(len(suite)), tree)
+    return found
+
+
+def _runs_in(
+    function: FunctionNode,
+    suite: list[ast.stmt],
+    positions: range,
+    tree: ast.AST,
+    *,
+    beside: Block | None = None,
+) -> list[Block]:
+    """The blocks of some statements of a suite, other than `beside`, opened where need be."""
+    found: list[Block] = []
+    position = positions.start
+    while position < positions.stop:
+        made = _run_at(function, suite, position, tree)
+        same = beside is not None and (made.num_statements, made.start) == (
+            beside.num_statements,
+            beside.start,
+        )
+        if same or made.refusal is not None:
+            found += _opened(function, suite[position], tree)
+            position += 1
+        else:
+            found.append(made)
+            position += made.num_statements
     return found
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
+from flatout.tuner.patches.nodes import base_name, call_of, changed_names, dotted, method_of, names, walk
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import CREATING, impure_part, module_kinds
 from flatout.tuner.patches.source import (
@@ -21,17 +22,10 @@ from flatout.tuner.patches.source import (
     Refused,
     Replacement,
     Source,
-    base_name,
-    call_of,
-    changed_names,
-    dotted,
     expression,
     free_name,
-    method_of,
-    names,
     same,
     statements,
-    walk,
 )
 
 TRAINS = {"backward", "step", "load_state_dict", "zero_grad"}

@@ -12,22 +12,18 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.patch import Patch
-from flatout.tuner.patches.source import (
-    Refused,
-    Replacement,
-    Source,
+from flatout.tuner.patches.nodes import (
     appended,
     assigned,
     bindings,
-    binds_itself,
     call_of,
-    expression,
     is_empty_list,
     method_of,
     reads,
     walk,
 )
+from flatout.tuner.patches.patch import Patch
+from flatout.tuner.patches.source import Refused, Replacement, Source, binds_itself, expression
 
 KEPT_METHODS = ("append", "clear")
 

@@ -12,17 +12,10 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.collected import Collected, rewrite_collected
+from flatout.tuner.patches.nodes import argument, call_of, names
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import ROWWISE, impure_part, module_kinds
-from flatout.tuner.patches.source import (
-    Refused,
-    Source,
-    argument,
-    call_of,
-    expression,
-    names,
-    substitute,
-)
+from flatout.tuner.patches.source import Refused, Source, expression, substitute
 
 MAKERS = ("torch.tensor", "torch.as_tensor", "torch.LongTensor", "torch.FloatTensor")
 

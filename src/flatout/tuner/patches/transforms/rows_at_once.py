@@ -13,9 +13,10 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.collected import Collected, index_parts, rewrite_collected
+from flatout.tuner.patches.nodes import names
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import impure_part
-from flatout.tuner.patches.source import Refused, Source, expression, names
+from flatout.tuner.patches.source import Refused, Source, expression
 
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:

@@ -13,21 +13,9 @@ from collections.abc import Sequence
 
 import libcst as cst
 
+from flatout.tuner.patches.nodes import base_name, call_of, changed_names, dotted, names, walk
 from flatout.tuner.patches.patch import Patch
-from flatout.tuner.patches.source import (
-    Refused,
-    Replacement,
-    Source,
-    base_name,
-    call_of,
-    changed_names,
-    dotted,
-    expression,
-    free_name,
-    names,
-    statements,
-    walk,
-)
+from flatout.tuner.patches.source import Refused, Replacement, Source, expression, free_name, statements
 
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
