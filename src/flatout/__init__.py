@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flatout.ground.lazy_names import homes_of as _homes_of
 from flatout.ground.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -41,31 +42,25 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "Decision": "flatout.ground.decisions",
-    "Diagnosis": "flatout.doctor.examine",
-    "Evidence": "flatout.measure.evidence",
-    "Finding": "flatout.doctor.finding",
-    "FlatoutError": "flatout.ground.errors",
-    "JobFit": "flatout.planner.fit.fit_job",
-    "MemoryEstimate": "flatout.memory.predict.estimate",
-    "adapt": "flatout.api",
-    "diagnose": "flatout.api",
-    "evolve": "flatout.api",
-    "fit": "flatout.api",
-    "load_evidence": "flatout.measure.evidence_file",
-    "plan": "flatout.api",
-    "steer": "flatout.api",
-    "step": "flatout.measure.run.steps",
-    "watch": "flatout.monitor.job.watch",
-}
+_HOMES = _homes_of(
+    {
+        "api": ("adapt", "diagnose", "evolve", "fit", "plan", "steer"),
+        "doctor.examine": ("Diagnosis",),
+        "doctor.finding": ("Finding",),
+        "ground.decisions": ("Decision",),
+        "ground.errors": ("FlatoutError",),
+        "measure.evidence": ("Evidence",),
+        "measure.evidence_file": ("load_evidence",),
+        "measure.run.steps": ("step",),
+        "memory.predict.estimate": ("MemoryEstimate",),
+        "monitor.job.watch": ("watch",),
+        "planner.fit.fit_job": ("JobFit",),
+    },
+    room=__name__,
+)
 
 __all__ = list(_HOMES)
 __all__ += ["__version__"]
 
 if not TYPE_CHECKING:
-    __getattr__ = _lazy_names(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = _lazy_names(__name__, _HOMES)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flatout.ground.lazy_names import homes_of as _homes_of
 from flatout.ground.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -31,27 +32,18 @@ if TYPE_CHECKING:
     from flatout.engines.adapters.tasks.task import TaskBatch as TaskBatch
     from flatout.engines.adapters.tasks.task import encode_all as encode_all
 
-_ROOM = "flatout.engines.adapters"
-_HOMES = {
-    "IGNORED": f"{_ROOM}.tasks.task",
-    "AdapterTask": f"{_ROOM}.tasks.task",
-    "Classification": f"{_ROOM}.tasks.classification",
-    "PooledHead": f"{_ROOM}.tasks.classification",
-    "Regression": f"{_ROOM}.tasks.regression",
-    "Similarity": f"{_ROOM}.tasks.similarity",
-    "Example": f"{_ROOM}.tasks.task",
-    "Prediction": f"{_ROOM}.tasks.task",
-    "TaskBatch": f"{_ROOM}.tasks.task",
-    "encode_all": f"{_ROOM}.tasks.task",
-    "known_tasks": f"{_ROOM}.tasks.known",
-    "task_named": f"{_ROOM}.tasks.known",
-}
+_HOMES = _homes_of(
+    {
+        "tasks.classification": ("Classification", "PooledHead"),
+        "tasks.known": ("known_tasks", "task_named"),
+        "tasks.regression": ("Regression",),
+        "tasks.similarity": ("Similarity",),
+        "tasks.task": ("AdapterTask", "Example", "IGNORED", "Prediction", "TaskBatch", "encode_all"),
+    },
+    room="flatout.engines.adapters",
+)
 
 __all__ = list(_HOMES)
 
 if not TYPE_CHECKING:
-    __getattr__ = _lazy_names(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = _lazy_names(__name__, _HOMES)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flatout.ground.lazy_names import homes_of as _homes_of
 from flatout.ground.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -29,26 +30,19 @@ if TYPE_CHECKING:
     from flatout.engines.evolution.tasks.task import GeneratedTask as GeneratedTask
     from flatout.engines.evolution.tasks.task import Prompt as Prompt
 
-_ROOM = "flatout.engines.evolution"
-_HOMES = {
-    "Eggroll": f"{_ROOM}.eggroll",
-    "EvolutionTask": f"{_ROOM}.tasks.task",
-    "ExactMatch": f"{_ROOM}.rewards.kinds",
-    "FileTask": f"{_ROOM}.tasks.jsonl",
-    "FormatMatch": f"{_ROOM}.rewards.kinds",
-    "GeneratedTask": f"{_ROOM}.tasks.task",
-    "NumericAnswer": f"{_ROOM}.rewards.kinds",
-    "Prompt": f"{_ROOM}.tasks.task",
-    "PromptFile": f"{_ROOM}.tasks.prompt_file",
-    "Reward": f"{_ROOM}.rewards.kinds",
-    "WeightedRewards": f"{_ROOM}.rewards.given",
-}
+_HOMES = _homes_of(
+    {
+        "eggroll": ("Eggroll",),
+        "rewards.given": ("WeightedRewards",),
+        "rewards.kinds": ("ExactMatch", "FormatMatch", "NumericAnswer", "Reward"),
+        "tasks.jsonl": ("FileTask",),
+        "tasks.prompt_file": ("PromptFile",),
+        "tasks.task": ("EvolutionTask", "GeneratedTask", "Prompt"),
+    },
+    room="flatout.engines.evolution",
+)
 
 __all__ = list(_HOMES)
 
 if not TYPE_CHECKING:
-    __getattr__ = _lazy_names(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = _lazy_names(__name__, _HOMES)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flatout.ground.lazy_names import homes_of as _homes_of
 from flatout.ground.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -27,23 +28,19 @@ if TYPE_CHECKING:
     from flatout.engines.steering.trials.steered_model import steered_model as steered_model
     from flatout.engines.steering.trials.steering import Steering as Steering
 
-_ROOM = "flatout.engines.steering"
-_HOMES = {
-    "Question": f"{_ROOM}.questions",
-    "Steering": f"{_ROOM}.trials.steering",
-    "encode": f"{_ROOM}.extract.tokens",
-    "extract": f"{_ROOM}.extract.activations",
-    "load_model": f"{_ROOM}.load_model",
-    "question_of": f"{_ROOM}.questions",
-    "read_questions": f"{_ROOM}.questions",
-    "steered_model": f"{_ROOM}.trials.steered_model",
-}
+_HOMES = _homes_of(
+    {
+        "extract.activations": ("extract",),
+        "extract.tokens": ("encode",),
+        "load_model": ("load_model",),
+        "questions": ("Question", "question_of", "read_questions"),
+        "trials.steered_model": ("steered_model",),
+        "trials.steering": ("Steering",),
+    },
+    room="flatout.engines.steering",
+)
 
 __all__ = list(_HOMES)
 
 if not TYPE_CHECKING:
-    __getattr__ = _lazy_names(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = _lazy_names(__name__, _HOMES)

@@ -7,10 +7,17 @@ import sys
 from collections.abc import Callable, Mapping
 
 
-def lazy_names(module: str, homes: Mapping[str, str]) -> Callable[[str], object]:
-    """Make the `__getattr__` of `module`; `homes` says which module has which name.
+def homes_of(names: Mapping[str, tuple[str, ...]], *, room: str) -> dict[str, str]:
+    """Turn the names of each module of a room into the module of each name, in alphabetical order."""
+    return {name: f"{room}.{home}" for name, home in sorted((n, h) for h, ns in names.items() for n in ns)}
 
-    Define it where a type checker does not see it: that would take every misspelt name for an object.
+
+def lazy_names(
+    module: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """Make `__getattr__` and `__dir__` of `module`; `homes` says which module has which name.
+
+    Define them where a type checker does not see them: it would take every misspelt name for an object.
     """
 
     def resolve(name: str) -> object:
@@ -20,4 +27,4 @@ def lazy_names(module: str, homes: Mapping[str, str]) -> Callable[[str], object]
         setattr(sys.modules[module], name, value)
         return value
 
-    return resolve
+    return resolve, lambda: sorted(sys.modules[module].__all__)

@@ -43,6 +43,20 @@ class Patches:
 
         self._undo.append(put_back)
 
+    def around(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+        """Decorate what replaces a method: it is given the one that was there before the arguments."""
+
+        def replace(function: Callable[..., Any]) -> None:
+            real = getattr(owner, name)
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return function(real, *args, **kwargs)
+
+            self.replace(owner, name, call)
+            _hide_from_dynamo(function.__code__)
+
+        return replace
+
     def on_undo(self, action: Callable[[], None]) -> None:
         self._undo.append(action)
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from flatout.ground.lazy_names import homes_of as _homes_of
 from flatout.ground.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -46,34 +47,24 @@ if TYPE_CHECKING:
     from flatout.multiplex.swap import multiplexed as multiplexed
     from flatout.multiplex.vectors import steered as steered
 
-_HOMES = {
-    "Completion": f"{__name__}.decode.requests",
-    "Decoder": f"{__name__}.models.decoder",
-    "Factors": f"{__name__}.factors",
-    "FullNoise": f"{__name__}.noise.draws",
-    "Generator": f"{__name__}.decode.generator",
-    "Projection": f"{__name__}.models.decoder",
-    "Request": f"{__name__}.decode.requests",
-    "RowTables": f"{__name__}.rows",
-    "Rows": f"{__name__}.rows",
-    "Sampling": f"{__name__}.decode.sampling",
-    "VariantRange": f"{__name__}.rows",
-    "draw_factors": f"{__name__}.noise.draws",
-    "draw_full": f"{__name__}.noise.draws",
-    "generate": f"{__name__}.decode.generator",
-    "install": f"{__name__}.swap",
-    "linear": f"{__name__}.products.linear",
-    "multiplexed": f"{__name__}.swap",
-    "normals": f"{__name__}.noise.draws",
-    "read_decoder": f"{__name__}.models.families",
-    "steered": f"{__name__}.vectors",
-}
+_HOMES = _homes_of(
+    {
+        "decode.generator": ("Generator", "generate"),
+        "decode.requests": ("Completion", "Request"),
+        "decode.sampling": ("Sampling",),
+        "factors": ("Factors",),
+        "models.decoder": ("Decoder", "Projection"),
+        "models.families": ("read_decoder",),
+        "noise.draws": ("FullNoise", "draw_factors", "draw_full", "normals"),
+        "products.linear": ("linear",),
+        "rows": ("RowTables", "Rows", "VariantRange"),
+        "swap": ("install", "multiplexed"),
+        "vectors": ("steered",),
+    },
+    room=__name__,
+)
 
 __all__ = list(_HOMES)
 
 if not TYPE_CHECKING:
-    __getattr__ = _lazy_names(__name__, _HOMES)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    __getattr__, __dir__ = _lazy_names(__name__, _HOMES)

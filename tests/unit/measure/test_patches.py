@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import inspect
 import types
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -112,3 +113,15 @@ def test_a_function_keeps_the_name_and_the_signature_of_what_it_stands_in_for() 
         assert init.__qualname__ == "DataLoader.__init__"
     finally:
         patches.undo()
+
+
+def test_what_goes_around_a_method_is_given_it_first() -> None:
+    patches = Patches()
+
+    @patches.around(Base, "method")
+    def twice(real: Callable[[Base], str], base: Base) -> str:
+        return real(base) * 2
+
+    assert Child().method() == "basebase" and Base.method.__qualname__ == "Base.method"
+    patches.undo()
+    assert Child().method() == "base"

@@ -97,19 +97,15 @@ FIGURES = (
     _Figure(name="GPU utilisation", unit="share", of=gpu_figure("utilisation_share"), less_is_better=None),
     _Figure(name="SM activity", unit="share", of=gpu_figure("sm_active_share"), less_is_better=None),
     _Figure(name="power", unit="W", of=gpu_figure("power_w"), less_is_better=None),
-    _Figure(
-        name="energy per step",
-        unit="J",
-        of=job_figure("energy_per_step_j"),
-        less_is_better=True,
-        by_steps=True,
-    ),
-    _Figure(
-        name="energy per sample",
-        unit="J",
-        of=job_figure("energy_per_sample_j"),
-        less_is_better=True,
-        by_steps=True,
+    *(
+        _Figure(
+            name=f"energy per {of}",
+            unit="J",
+            of=job_figure(f"energy_per_{of}_j"),
+            less_is_better=True,
+            by_steps=True,
+        )
+        for of in ("step", "sample")
     ),
 )
 # Peaks have no spread: they are what they are.

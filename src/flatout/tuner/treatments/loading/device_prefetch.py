@@ -33,25 +33,22 @@ def install(patches: Patches, value: Value) -> None:
 
     from flatout.data import prefetch
 
-    real_iter = DataLoader.__iter__
-
     class Plain:
         """A loader without our `__iter__`, which would call itself."""
 
-        def __init__(self, loader: Any) -> None:
-            self._loader = loader
+        def __init__(self, real: Any, loader: Any) -> None:
+            self._real, self._loader = real, loader
 
         def __iter__(self) -> Iterator[Any]:
-            return iter(real_iter(self._loader))
+            return iter(self._real(self._loader))
 
-    def iterate(loader: Any) -> Any:
+    @patches.around(DataLoader, "__iter__")
+    def iterate(real: Any, loader: Any) -> Any:
         if not torch.cuda.is_initialized():  # the model is not on a GPU
-            return real_iter(loader)
+            return real(loader)
         return iter(
-            prefetch(Plain(loader), torch.device("cuda", torch.cuda.current_device()), ahead=int(value))
+            prefetch(Plain(real, loader), torch.device("cuda", torch.cuda.current_device()), ahead=int(value))
         )
-
-    patches.replace(DataLoader, "__iter__", iterate)
 
 
 TREATMENT = Treatment(

@@ -24,14 +24,11 @@ def propose(case: Case) -> list[Value]:
 def install(patches: Patches, _value: Value) -> None:
     from torch.utils.data import DataLoader
 
-    real_init = DataLoader.__init__
-
-    def init(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+    @patches.around(DataLoader, "__init__")
+    def init(real: Any, loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
         if len(args) < 8 and _is_shuffled(dataset, *args, **kwargs):  # the ninth argument is drop_last
             kwargs["drop_last"] = True
-        real_init(loader, dataset, *args, **kwargs)
-
-    patches.replace(DataLoader, "__init__", init)
+        real(loader, dataset, *args, **kwargs)
 
 
 def _is_shuffled(

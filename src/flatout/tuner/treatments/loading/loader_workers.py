@@ -30,9 +30,10 @@ def install(patches: Patches, value: Value) -> None:
     """Give every DataLoader over a map-style dataset that many workers, which live as long as it does."""
     from torch.utils.data import DataLoader, IterableDataset
 
-    real_init, count = DataLoader.__init__, int(value)
+    count = int(value)
 
-    def init(loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
+    @patches.around(DataLoader, "__init__")
+    def init(real: Any, loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
         if len(args) < 5 and not isinstance(dataset, IterableDataset):  # the sixth argument is num_workers
             kwargs["num_workers"] = count
             if count:
@@ -40,9 +41,7 @@ def install(patches: Patches, value: Value) -> None:
             else:
                 for name in ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout"):
                     kwargs.pop(name, None)
-        real_init(loader, dataset, *args, **kwargs)
-
-    patches.replace(DataLoader, "__init__", init)
+        real(loader, dataset, *args, **kwargs)
 
 
 TREATMENT = Treatment(

@@ -19,12 +19,13 @@ def install(patches: Patches, _value: Value) -> None:
     import torch
     from torch.utils.data import DataLoader
 
-    real_init, real_to, real_cuda = DataLoader.__init__, torch.Tensor.to, torch.Tensor.cuda
+    real_to, real_cuda = torch.Tensor.to, torch.Tensor.cuda
 
-    def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+    @patches.around(DataLoader, "__init__")
+    def init(real: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         if len(args) < 8:  # the ninth argument is pin_memory
             kwargs["pin_memory"] = True
-        real_init(loader, *args, **kwargs)
+        real(loader, *args, **kwargs)
 
     def to(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if len(args) < 3 and not tensor.is_cuda and tensor.is_pinned():
@@ -36,7 +37,6 @@ def install(patches: Patches, _value: Value) -> None:
             kwargs.setdefault("non_blocking", True)
         return real_cuda(tensor, *args, **kwargs)
 
-    patches.replace(DataLoader, "__init__", init)
     patches.replace(torch.Tensor, "to", to)
     patches.replace(torch.Tensor, "cuda", cuda)
 

@@ -28,14 +28,11 @@ def propose(case: Case) -> list[Value]:
 def install(patches: Patches, value: Value) -> None:
     from torch.utils.data import DataLoader
 
-    real_init = DataLoader.__init__
-
-    def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-        real_init(loader, *args, **kwargs)
+    @patches.around(DataLoader, "__init__")
+    def init(real: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        real(loader, *args, **kwargs)
         if loader.num_workers:  # whoever decided how many
             loader.prefetch_factor = int(value)
-
-    patches.replace(DataLoader, "__init__", init)
 
 
 TREATMENT = Treatment(

@@ -44,13 +44,10 @@ class _Begin:
 def install(patches: Patches, value: Value) -> None:
     from torch.utils.data import DataLoader
 
-    real_init = DataLoader.__init__
-
-    def init(loader: Any, *args: Any, **kwargs: Any) -> None:
-        real_init(loader, *args, **kwargs)
+    @patches.around(DataLoader, "__init__")
+    def init(real: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        real(loader, *args, **kwargs)
         loader.worker_init_fn = _Begin(int(value), loader.worker_init_fn)
-
-    patches.replace(DataLoader, "__init__", init)
 
 
 TREATMENT = Treatment(

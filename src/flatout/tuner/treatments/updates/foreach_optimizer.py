@@ -28,14 +28,11 @@ def install(patches: Patches, _value: Value) -> None:
 
 
 def _use_lists(optimizer_type: Any, patches: Patches) -> None:
-    real_init = optimizer_type.__init__
-
-    def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    @patches.around(optimizer_type, "__init__")
+    def init(real: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("fused") and not kwargs.get("differentiable"):
             kwargs["foreach"] = True
-        real_init(optimizer, *args, **kwargs)
-
-    patches.replace(optimizer_type, "__init__", init)
+        real(optimizer, *args, **kwargs)
 
 
 TREATMENT = Treatment(

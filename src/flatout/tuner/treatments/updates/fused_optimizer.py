@@ -29,17 +29,14 @@ def install(patches: Patches, _value: Value) -> None:
 
 
 def _fuse(optimizer_type: Any, patches: Patches) -> None:
-    real_init = optimizer_type.__init__
-
-    def init(optimizer: Any, params: Any, *args: Any, **kwargs: Any) -> None:
+    @patches.around(optimizer_type, "__init__")
+    def init(real: Any, optimizer: Any, params: Any, *args: Any, **kwargs: Any) -> None:
         params = [listed(each) for each in params]
         chosen = kwargs.get("fused") is not None or kwargs.get("foreach") is not None
         if chosen or kwargs.get("differentiable") or not _can_be_fused(params):
-            real_init(optimizer, params, *args, **kwargs)
+            real(optimizer, params, *args, **kwargs)
         else:
-            real_init(optimizer, params, *args, **{**kwargs, "fused": True})
-
-    patches.replace(optimizer_type, "__init__", init)
+            real(optimizer, params, *args, **{**kwargs, "fused": True})
 
 
 def listed(group: Any) -> Any:

@@ -29,12 +29,9 @@ def propose(case: Case) -> list[Value]:
 def install(patches: Patches, _value: Value) -> None:
     import torch
 
-    real_init = torch.optim.Optimizer.__init__
-
-    def init(optimizer: Any, params: Any, defaults: Any) -> None:
-        real_init(optimizer, merge(list(params)), defaults)
-
-    patches.replace(torch.optim.Optimizer, "__init__", init)
+    @patches.around(torch.optim.Optimizer, "__init__")
+    def init(real: Any, optimizer: Any, params: Any, defaults: Any) -> None:
+        real(optimizer, merge(list(params)), defaults)
 
 
 def merge(groups: list[Any]) -> list[Any]:
