@@ -33,12 +33,13 @@ ifneq ($(TUNE),)
 	$(BIN)/flatout run --with $(DEMO_TUNED) $(DEMO_JOB) --steps 60
 endif
 
-# What judges time runs alone; everything else runs in $(JOBS) processes of one thread.  The files of tests/cli
-# are the long ones: they come first and in the order given, so that the many short files of tests/unit level
-# the end.  A test that fails beside the others is judged by a second run without them: the first still shows.
+# What judges gains runs alone; everything else runs in $(JOBS) processes of one thread.  The files of
+# tests/cli are the long ones: they come first and in the order given, so that the many short files of
+# tests/unit level the end.  A test that fails beside the others is judged by a second run without them:
+# the first still shows.
 JOBS ?= 2
-ALONE := $(patsubst %,tests/cli/test_%.py,booked_time torchrun) tests/planted
-TOGETHER := $(sort $(filter-out $(ALONE),$(wildcard tests/cli/test_*.py))) tests/unit tests/contract tests/gpu
+ALONE := tests/planted
+TOGETHER := $(sort $(wildcard tests/cli/test_*.py)) tests/unit tests/contract tests/gpu
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --no-loadscope-reorder \
 	  $(TOGETHER) || \

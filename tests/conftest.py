@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -40,6 +41,13 @@ def nothing_is_compiled_yet() -> None:
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is not None:
         dynamo.counters.clear()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small_heap() -> None:
+    """Collections and scans pass over what other files have loaded: a million objects, a second each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache

@@ -15,11 +15,13 @@ from torch.overrides import _len_torch_function_stack
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import flatout
-from tests.support.cli import ARMS, assert_measured, diagnose, line_of
+from flatout.measure.run import schedule
+from tests.support.cli import ARMS, assert_measured, line_of, observe
+from tests.support.measure import BRIEF
 
 
 def test_the_hugging_face_trainer(tmp_path: Path) -> None:
-    evidence = diagnose("hugging_face.py", tmp_path, save=tmp_path / "evidence.json").measured
+    evidence = observe("hugging_face.py", tmp_path, save=tmp_path / "evidence.json").measured
     assert_measured(evidence, anchor="AdamW.step")
     (loader,) = evidence.loaders
     assert (loader.dataset, loader.batch_size, loader.num_batches) == ("Sentences", 8, 80)
@@ -29,7 +31,7 @@ def test_the_hugging_face_trainer(tmp_path: Path) -> None:
 
 
 def test_accelerate_with_accumulation(tmp_path: Path) -> None:
-    evidence = diagnose("accelerated.py", save=tmp_path / "evidence.json").measured
+    evidence = observe("accelerated.py", save=tmp_path / "evidence.json").measured
     assert_measured(evidence, anchor="SGD.step", batches=2)
     (loader,) = evidence.loaders
     assert loader.place is not None
@@ -37,6 +39,12 @@ def test_accelerate_with_accumulation(tmp_path: Path) -> None:
 
 
 # The library form
+
+
+@pytest.fixture(autouse=True)
+def blocks_of_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in BRIEF.items():
+        monkeypatch.setattr(schedule, name, value)
 
 
 def observed_owners() -> list[type | ModuleType]:

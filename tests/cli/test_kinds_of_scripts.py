@@ -1,6 +1,6 @@
-"""Scripts nobody tuned for: every way to load and to step, under `flatout diagnose`.
+"""Scripts nobody tuned for: every way to load and to step, under observation.
 
-One run answers several questions, because most of its time is the import of torch.
+The first goes through `flatout diagnose`; the others only through the process that it starts for the job.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tests.support.cli import (
     diagnose,
     line_of,
     losses,
+    observe,
     the_loader,
     unobserved,
 )
@@ -77,7 +78,7 @@ def test_a_plain_loop_with_dataclass_batches(tmp_path: Path, reference: str) -> 
 )
 def test_two_workers(context: str, options: tuple[str, ...], tmp_path: Path) -> None:
     command = ("plain_loop.py", "--workers", "2", "--context", context, *options)
-    outcome = diagnose(*command, save=tmp_path / "evidence.json")
+    outcome = observe(*command, save=tmp_path / "evidence.json")
     evidence = outcome.measured
     assert arms(evidence) == ARMS
     assert evidence.missing == ()
@@ -99,7 +100,7 @@ def test_accumulation_over_a_loader_hidden_in_a_generator_by_a_script_that_chang
 ) -> None:
     shutil.copy(SCRIPTS / "accumulation.py", tmp_path)
     (tmp_path / "elsewhere").mkdir()
-    outcome = diagnose("accumulation.py", "elsewhere", save=Path("evidence.json"), folder=tmp_path)
+    outcome = observe("accumulation.py", "elsewhere", save=Path("evidence.json"), folder=tmp_path)
     evidence = outcome.measured
     assert arms(evidence) == ARMS
     assert {step.num_batches for step in evidence.steps} == {4}
@@ -112,7 +113,7 @@ def test_accumulation_over_a_loader_hidden_in_a_generator_by_a_script_that_chang
 
 @pytest.mark.parametrize("how", ["structure", "in-place"])
 def test_batches_changed_by_the_script_come_back_as_they_were(how: str, tmp_path: Path) -> None:
-    outcome = diagnose("mutation.py", how, save=tmp_path / "evidence.json")
+    outcome = observe("mutation.py", how, save=tmp_path / "evidence.json")
     evidence = outcome.measured  # the script ends with an error when a served batch is not as it was
     assert arms(evidence) == ARMS
     assert evidence.missing == ()
@@ -123,7 +124,7 @@ def test_batches_changed_by_the_script_come_back_as_they_were(how: str, tmp_path
 
 
 def test_two_optimizers_make_one_step(tmp_path: Path) -> None:
-    evidence = diagnose("gan.py", save=tmp_path / "evidence.json").measured
+    evidence = observe("gan.py", save=tmp_path / "evidence.json").measured
     assert evidence.job.anchor == "Adam.step"
     steps = [step for step in evidence.steps if step.arm in ARMS]
     assert {(step.num_batches, step.num_backwards) for step in steps} == {(2, 3)}
@@ -131,7 +132,7 @@ def test_two_optimizers_make_one_step(tmp_path: Path) -> None:
 
 
 def test_neither_optimizer_nor_loader(tmp_path: Path) -> None:
-    evidence = diagnose("manual_sgd.py", save=tmp_path / "evidence.json").measured
+    evidence = observe("manual_sgd.py", save=tmp_path / "evidence.json").measured
     assert evidence.job.anchor == "backward"
     assert {step.num_backwards for step in evidence.steps} == {1}
     assert {step.num_batches for step in evidence.steps} == {0}
@@ -144,7 +145,7 @@ def test_neither_optimizer_nor_loader(tmp_path: Path) -> None:
 
 
 def test_inference_is_stepped_by_the_model_called_last(tmp_path: Path) -> None:
-    evidence = diagnose("inference.py", save=tmp_path / "evidence.json").measured
+    evidence = observe("inference.py", save=tmp_path / "evidence.json").measured
     assert evidence.job.anchor == "Linear call"
     assert {step.num_forwards for step in evidence.steps} == {2}
     assert {step.num_batches for step in evidence.steps} == {1}
@@ -156,7 +157,7 @@ def test_inference_is_stepped_by_the_model_called_last(tmp_path: Path) -> None:
 
 
 def test_a_compiled_model_is_counted_by_its_own_lines_and_not_compiled_again(tmp_path: Path) -> None:
-    outcome = diagnose("compiled.py", save=tmp_path / "evidence.json")
+    outcome = observe("compiled.py", save=tmp_path / "evidence.json")
     evidence = outcome.measured
     assert arms(evidence) == ARMS
     (rows,) = (site for site in evidence.sites if site.kind == "row" and site.via is None)
@@ -170,14 +171,14 @@ def test_a_compiled_model_is_counted_by_its_own_lines_and_not_compiled_again(tmp
 
 def test_parts_that_are_compiled_by_themselves_stay_compiled(tmp_path: Path) -> None:
     """A wrapper that dynamo compiles is one code for all parts, and one code gets eight graphs."""
-    outcome = diagnose("compiled_parts.py", save=tmp_path / "evidence.json")
+    outcome = observe("compiled_parts.py", save=tmp_path / "evidence.json")
     assert arms(outcome.measured) == ARMS
     assert "compiled 10 graphs" in outcome.stdout  # each part for the full batch, and once for half of it
     assert "recompile_limit" not in outcome.stderr
 
 
 def test_evaluation_is_not_taken_for_training(tmp_path: Path) -> None:
-    evidence = diagnose("evaluation.py", save=tmp_path / "evidence.json").measured
+    evidence = observe("evaluation.py", save=tmp_path / "evidence.json").measured
     assert evidence.job.anchor == "SGD.step"
     assert arms(evidence) == ARMS
     trains = {loader.place.line: loader.trains for loader in evidence.loaders if loader.place}

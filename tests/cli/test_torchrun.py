@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence
-from tests.support.cli import BRIEFLY, ENVIRONMENT, SCRIPTS
+from tests.support.cli import BRIEFLY, SCRIPTS, flatout
+from tests.support.warm_python import warm
 
 
 def torchrun(*arguments: str, save: Path) -> tuple[subprocess.CompletedProcess[str], Evidence]:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launcher, "-m", "flatout", "diagnose", *BRIEFLY, "--save", str(save), *arguments],
-        cwd=SCRIPTS,
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    launch = ("torchrun", "--standalone", "--nproc-per-node", "2", "--no-python")
+    done = warm().run(*launch, *flatout(), *BRIEFLY, "--save", save, *arguments, cwd=SCRIPTS)
     assert done.returncode == 0, done.stderr
     return done, load_evidence(save)
 

@@ -1,20 +1,27 @@
-"""`flatout diagnose` in a process of its own, on the scripts of this folder."""
+"""`flatout diagnose` in a process of its own, on the scripts of tests/cli."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from flatout.ground.script.main import START
 from flatout.measure.evidence import Evidence, Loader
 from flatout.measure.evidence_file import load_evidence
+from flatout.measure.run.child import MODULE
+from flatout.measure.run.lineage import ARM_FAILED
+from tests.support.measure import BRIEF, with_schedule
+from tests.support.warm_python import warm
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "cli" / "scripts"
-# No more seconds than the fewest rounds of counterfactuals need: the scripts take a millisecond per step.
-BRIEFLY = ("--seconds", "90")
+SECONDS = 90.0  # more than the fewest rounds need on a busy machine: the scripts take a millisecond per step
+BRIEFLY = ("--seconds", str(SECONDS))
 ARMS = {"warmup", "real", "stacks", "count", "kernels", "attribution", "memory", "cached", "half"}
 COUNTERFACTUAL = ("cached", "half")
 ENVIRONMENT = {
@@ -43,6 +50,33 @@ class Outcome:
         return self.evidence
 
 
+def observe(*command: str | Path, save: Path, folder: Path = SCRIPTS) -> Outcome:
+    """Run a script as the observed process of a diagnosis, without the launching one and the imports.
+
+    As there, a script that fails under an arm runs again without that arm.
+    """
+    options = {
+        "command": [*map(str, command)],
+        "module": False,
+        "folder": str(folder),
+        "evidence_path": str(folder / save),
+        "keep_running": False,
+        "seconds": SECONDS,
+        "progress_fd": None,
+    }
+    code = with_schedule(BRIEF) + START.format(module=MODULE)
+    skipped: dict[str, str] = {}
+    while True:
+        done = warm().run("python", "-c", code, json.dumps({**options, "skipped": skipped}), cwd=folder)
+        outcome = _outcome(done, folder / save)
+        if done.returncode != ARM_FAILED:
+            return outcome
+        assert outcome.evidence is not None
+        found = {arm.label: arm.reason for arm in outcome.evidence.arms_not_run if "failed" in arm.reason}
+        assert skipped.keys() < found.keys(), done.stderr
+        skipped = found
+
+
 def diagnose(
     *command: str | Path, save: Path, options: tuple[str, ...] = BRIEFLY, folder: Path = SCRIPTS
 ) -> Outcome:
@@ -55,7 +89,10 @@ def diagnose(
         text=True,
         check=False,
     )
-    path = folder / save
+    return _outcome(done, folder / save)
+
+
+def _outcome(done: subprocess.CompletedProcess[str], path: Path) -> Outcome:
     return Outcome(
         code=done.returncode,
         stdout=done.stdout,
@@ -66,9 +103,7 @@ def diagnose(
 
 def unobserved(*command: str, code: int = 0) -> str:
     """What the command prints where nobody watches it."""
-    done = subprocess.run(
-        [sys.executable, *command], cwd=SCRIPTS, env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
+    done = warm().run("python", *command, cwd=SCRIPTS)
     assert done.returncode == code, done.stderr
     return done.stdout
 
@@ -95,8 +130,10 @@ def assert_measured(evidence: Evidence, *, anchor: str, batches: int = 1) -> Non
     assert the_loader(evidence).trains
 
 
-def flatout() -> list[str]:
-    return [sys.executable, "-m", "flatout", "diagnose"]
+def flatout(schedule: Mapping[str, float] = BRIEF) -> list[str]:
+    """`flatout diagnose` with another schedule in the job's process."""
+    start = f"from flatout.ground.script import main; main.START = {with_schedule(schedule)!r} + main.START; "
+    return [sys.executable, "-c", start + "from flatout.cli.app import main; main()", "diagnose"]
 
 
 def line_of(script: str, text: str) -> int:

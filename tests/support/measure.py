@@ -8,7 +8,7 @@ import subprocess
 import sys
 import textwrap
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,17 @@ from typing import Any
 import psutil
 
 MARK = "FLATOUT_TEST_RUN"
+# Blocks of few steps: they show what a job does, not how much faster an arm is.
+BRIEF = {"MOST_STEPS_PER_BLOCK": 6, "MOST_ROUNDS": 3, "ENOUGH_REAL_STEPS": 40}
+# Rounds without end, for a job that a test ends: no arm is ever settled.
+ENDLESS = {"MOST_ROUNDS": 1_000_000, "GAIN": 0, "NARROW": 0}
+
+
+def with_schedule(constants: Mapping[str, float]) -> str:
+    """Code that changes the schedule of a diagnosis in the process that runs it."""
+    changed = ", ".join(f"{name}={value}" for name, value in constants.items())
+    return f"from flatout.measure.run import schedule; vars(schedule).update({changed}); "
+
 
 # A job as users write them; what a test is about is put in the middle or at the end.
 PREAMBLE = """\

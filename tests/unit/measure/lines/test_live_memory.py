@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import gc
 import runpy
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +45,6 @@ def main():
 
 main()
 """
-
-
-@pytest.fixture(autouse=True, scope="module")
-def small_heap() -> Iterator[None]:
-    """Collections and scans pass over what the test process has loaded."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def watched(folder: Path, source: str) -> Memory:
