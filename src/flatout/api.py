@@ -500,7 +500,7 @@ def steer_apply(
     from flatout.engines.steering.verbs import apply
 
     folder = None if run is None else _folder_of(run)
-    return apply(prompts, run=folder, model=None if model is None else Path(model), **_known(options))
+    return apply(prompts, run=folder, model=None if model is None else Path(model), **options)
 
 
 def steer_convert(source: str | Path, *, to: str | Path, model: str = "unknown") -> ConvertedVectors:
@@ -530,11 +530,6 @@ def _given(
     for key, value in (changes or {}).items():
         given = with_setting(given, key, value)
     return given
-
-
-def _known(options: dict[str, Any]) -> dict[str, Any]:
-    """Leave out what was not given, so that the room's own default holds."""
-    return {name: value for name, value in options.items() if value is not None}
 
 
 def _folder_of(run: str | Path) -> Path:

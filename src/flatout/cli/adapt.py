@@ -129,6 +129,7 @@ def status(run: flags.Run, json_output: flags.Json = False) -> None:
 
 @adapt.command()
 def evaluate(
+    ctx: typer.Context,
     run: flags.Run,
     html: flags.Html = None,
     model: Model = None,
@@ -152,17 +153,8 @@ def evaluate(
     import flatout.api as api
 
     with live_line() as (_, on_progress):
-        found, page = api.adapt_evaluate(
-            run,
-            model=model,
-            device=device,
-            rows=rows,
-            split=split,
-            top_k=top_k,
-            threshold=threshold,
-            html=html,
-            on_progress=on_progress,
-        )
+        given = flags.given(ctx, apart=["run", "html"])
+        found, page = api.adapt_evaluate(run, **given, html=html, on_progress=on_progress)
     if json_output:
         print_document("flatout-adapters-evaluation", found)
         return
@@ -171,6 +163,7 @@ def evaluate(
 
 @adapt.command()
 def predict(
+    ctx: typer.Context,
     run: flags.Run,
     text: Annotated[
         str | None, typer.Argument(metavar="TEXT", help="The text; default: lines of stdin.")
@@ -200,16 +193,7 @@ def predict(
     texts = [line for line in lines if line.strip()]
     if not texts:
         raise BadInput("there is no text to answer", hint="give it as an argument, or as lines on stdin")
-    answers = api.adapt_predict(
-        run,
-        texts,
-        context=context,
-        task=task,
-        model=model,
-        device=device,
-        top_k=top_k,
-        threshold=threshold,
-    )
+    answers = api.adapt_predict(run, texts, **flags.given(ctx, apart=["run", "text"]))
     if json_output:
         print_document("flatout-adapters-predictions", answers=answers)
         return

@@ -230,6 +230,7 @@ def search(
 
 @steer.command()
 def apply(
+    ctx: typer.Context,
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Texts to continue.")],
     model: str | None = option("--model", "FOLDER", "A model and its tokenizer; default: the run's."),
     run: str | None = option("--run", "RUN", "Take the winner of this search."),
@@ -258,20 +259,7 @@ def apply(
 
     if max_new_tokens < 1:
         raise BadInput(f"--max-new-tokens {max_new_tokens} is too small", hint="give at least 1")
-    examples = api.steer_apply(
-        prompts,
-        model=model,
-        run=run,
-        vectors=vectors,
-        layer=layer,
-        strength=strength,
-        mode=mode,
-        where=where,
-        span=span,
-        max_new_tokens=max_new_tokens,
-        device=device,
-        dtype=dtype,
-    )
+    examples = api.steer_apply(prompts, **flags.given(ctx, apart=["prompts"]))
     if json_output:
         print_document("flatout-steering-examples", examples=examples)
         return

@@ -145,6 +145,7 @@ def run(
 
 
 def check(
+    ctx: typer.Context,
     command: flags.Command = None,
     module: flags.Module = False,
     base: Annotated[
@@ -185,15 +186,8 @@ def check(
             f"--tolerance {tolerance:g} or --pairs {pairs} is out of range",
             hint=f"a tolerance is a share, such as 0.05; at least {FEWEST_PAIRS} pairs are needed",
         )
-    done = api.check_script(
-        command,
-        base=base,
-        against=against,
-        module=module,
-        tolerance=tolerance,
-        pairs=pairs,
-        on_progress=say,
-    )
+    given = flags.given(ctx, apart=["command", "against"])
+    done = api.check_script(command, **given, against=against, on_progress=say)
     if json_output:
         print_document("flatout-check", done)
     else:
