@@ -214,9 +214,8 @@ def _show_check(done: Checked) -> None:
 def _show(done: Tuning, out: Path) -> None:
     table = plain_table("treatment", "answer", "gain", "why")
     for each in done.tried:
-        name = each.name if each.value is True else f"{each.name} {each.value}"
         table.add_row(
-            name,
+            str(each),
             each.answer,
             _show_gain(each.gain),
             each.reason + (_show_start(each.job) if each.answer == "kept" else ""),

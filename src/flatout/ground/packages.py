@@ -8,6 +8,7 @@ plain files are read from it.  The folder is $FLATOUT_CACHE, else ~/.cache/flato
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import os
 import subprocess
 import sys
@@ -67,6 +68,14 @@ DJANGO = Package(
     sha256="5965d974a5218a2b68a11dd1276434707f23886525c23f0598eccedaf4f4ca00",
     holds="Django with its German catalogues (BSD)",
 )
+
+
+def installed_version(package: str) -> str | None:
+    """The version of a package that is installed here; None where it is not."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def cache_folder() -> Path:

@@ -460,18 +460,6 @@ class Evidence:
         found = (each for each in self.counterfactuals if each.kind == kind)
         return max(found, key=lambda each: each.speedup, default=None)
 
-    def counterfactuals_at(self, place: Place) -> tuple[Counterfactual, ...]:
-        """Those whose block holds a line, the smallest block first."""
-        found = [
-            (each.last_line - each.place.line, each)
-            for each in self.counterfactuals
-            if each.place is not None
-            and each.last_line is not None
-            and each.place.file == place.file
-            and each.place.line <= place.line <= each.last_line
-        ]
-        return tuple(each for _, each in sorted(found, key=lambda pair: pair[0]))
-
     @property
     def not_measured(self) -> tuple[str, ...]:
         """What is missing, and the arms that brought no figure."""

@@ -28,7 +28,6 @@ from flatout.tuner.trial.journal import Journal
 from flatout.tuner.trial.meter import TrialResult
 
 HANGS = 4.0  # a trial that takes this many times as long as the first one hangs
-LEAST_LIMIT_S = 60.0
 MOST_ERROR = 300
 
 

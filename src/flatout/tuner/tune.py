@@ -62,6 +62,9 @@ class Tried:
     job: JobGain | None = None  # with what it costs at the start
     in_one_run: bool = False  # switched in blocks of one run, not in pairs of runs
 
+    def __str__(self) -> str:
+        return str(Dose(name=self.name, value=self.value))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:

@@ -68,12 +68,6 @@ def max_positions(model: nn.Module) -> int | None:
     return most if isinstance(most, int) and most > 0 else None
 
 
-def end_tokens(model: Any) -> tuple[int, ...]:
-    """The tokens at which the model's own generation ends."""
-    ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
-
-
 def input_device(model: nn.Module) -> torch.device:
     """Return the device of token numbers: the embedding's, wherever the rest of a sharded model lies."""
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]

@@ -109,14 +109,15 @@ def _refuse_beside_another() -> None:
         candidate.current_action is not torch.profiler.ProfilerAction.NONE
         and getattr(candidate, "profiler", None) is not None
         and candidate.profiler.kineto_results is None
-        for candidate in live_objects(_with_subclasses(torch.profiler.profile))
+        for candidate in live_objects(with_subclasses(torch.profiler.profile))
     )
     if busy:
         raise RuntimeError("the job runs a profiler of its own")
 
 
-def _with_subclasses(kind: type) -> Iterator[type]:
+def with_subclasses(kind: type) -> Iterator[type]:
+    """A class and all that derive from it."""
     yield kind
     derived: type
     for derived in kind.__subclasses__():
-        yield from _with_subclasses(derived)
+        yield from with_subclasses(derived)

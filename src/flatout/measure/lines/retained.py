@@ -44,12 +44,6 @@ class Holder:
     containers: tuple[Any, ...] = ()  # from the one that holds the object to the one that has the name
 
 
-def holder(tensor: Any, user_code: UserCode) -> tuple[str | None, Place | None]:
-    """The name that keeps `tensor` alive and the line that stores there; (None, None) when there is none."""
-    found = find_holder(tensor, user_code)
-    return (None, None) if found is None else (found.name, found.place)
-
-
 def find_holder(
     tensor: Any, user_code: UserCode, *, frame: FrameType | None = None, ignored: Sequence[Any] = ()
 ) -> Holder | None:

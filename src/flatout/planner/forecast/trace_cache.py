@@ -17,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import importlib.metadata
 import io
 import json
 import os
@@ -36,7 +35,7 @@ import numpy as np
 import flatout
 from flatout.ground.atomic_files import replace_whole
 from flatout.ground.codec import WrongShape, decode, encode
-from flatout.ground.packages import cache_folder
+from flatout.ground.packages import cache_folder, installed_version
 from flatout.memory.cuda.formulas import Formula
 from flatout.memory.trace.record import Storage, Trace
 
@@ -162,7 +161,7 @@ def fingerprint(
         "options": dict(options or {}),
         "files": files,
         "python": platform.python_version(),
-        "packages": {name: _version(name) for name in PACKAGES},
+        "packages": {name: installed_version(name) for name in PACKAGES},
     }
     return _checksum(json.dumps(parts, sort_keys=True, default=str).encode())
 
@@ -206,13 +205,6 @@ def _folders(model: str) -> set[Path]:
 
 def loaded_modules() -> list[ModuleType]:
     return list(sys.modules.values())
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _checksum(content: bytes) -> str:

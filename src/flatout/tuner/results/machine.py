@@ -8,7 +8,6 @@ has used a GPU keeps a part of its memory.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 import subprocess
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatout import __version__
+from flatout.ground.packages import installed_version
 from flatout.ground.script.main import start_command
 from flatout.measure.evidence import Evidence
 
@@ -70,17 +70,10 @@ def differences(proven: Machine) -> list[str]:
         found.append(f"{host.cpu_model} instead of {proven.cpu}")
     if host.cores and proven.cores and round(host.cores) != round(proven.cores):
         found.append(f"{host.cores:g} cores instead of {proven.cores:g}")
-    torch = _version("torch")
+    torch = installed_version("torch")
     if torch and proven.torch and torch.partition("+")[0] != proven.torch.partition("+")[0]:
         found.append(f"torch {torch} instead of {proven.torch}")
     return found
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def measure_apart() -> tuple[float | None, float | None]:

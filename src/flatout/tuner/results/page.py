@@ -111,7 +111,7 @@ def _trials(done: Tuning) -> Html:
         )
     measured = [each for each in done.tried if each.gain is not None and each.gain.num_pairs >= 2]
     rows = [
-        (code(_name(each)), each.safety, each.answer, show_gain(each.gain), f"{each.summary}: {each.reason}")
+        (code(str(each)), each.safety, each.answer, show_gain(each.gain), f"{each.summary}: {each.reason}")
         for each in done.tried
     ]
     listed = table(("treatment", "numbers", "answer", "gain", "what it does, and why this answer"), rows)
@@ -137,11 +137,9 @@ def _gains(tried: list[Tried]) -> RowChart:
         colour = COLOURS.get(each.answer, "soft")
         marks: list[Mark] = [chart.track(), chart.rule(1.0), chart.rule(LEAST_GAIN, "accent", dashed=True)]
         marks += chart.interval(gain.low, gain.high, colour)
-        marks.append(chart.dot(gain.ratio, colour, title=f"{_name(each)}: {show_gain(gain)}"))
+        marks.append(chart.dot(gain.ratio, colour, title=f"{each!s}: {show_gain(gain)}"))
         figure = f"{show_ratio(gain.ratio)}, {each.answer}"
-        rows.append(
-            ChartRow(name=_name(each), marks=tuple(marks), label=f"{_name(each)}: {figure}", figure=figure)
-        )
+        rows.append(ChartRow(name=str(each), marks=tuple(marks), label=f"{each!s}: {figure}", figure=figure))
     return RowChart(rows=tuple(rows), across=across)
 
 
@@ -195,7 +193,3 @@ def _what_it_ran_on(done: Tuning) -> Iterator[tuple[str, str | None]]:
     yield "python", machine.python
     yield "torch", machine.torch
     yield "flatout", machine.flatout
-
-
-def _name(each: Tried) -> str:
-    return each.name if each.value is True else f"{each.name} {each.value}"

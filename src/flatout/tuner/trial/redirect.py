@@ -22,7 +22,6 @@ from typing import Any
 from flatout.measure.patches import Patches
 
 WRITING = set("wax+")
-ADDING = set("a+")
 
 
 def redirect_writes(patches: Patches, scratch: Path) -> Mirror:

@@ -20,7 +20,6 @@ from flatout.measure.lines.retained import (
     find_holder,
     graph_of,
     held,
-    holder,
     old_nodes,
     tensors_with_graph,
 )
@@ -64,8 +63,9 @@ def described(found: Holder | None) -> tuple[str, str | None] | None:
 
 def test_a_local_variable() -> None:
     plain_local = made()
-    name, place = holder(gc_only(plain_local), USER_CODE)
-    assert name == "plain_local"
+    found = find_holder(gc_only(plain_local), USER_CODE)
+    assert found is not None and found.name == "plain_local"
+    place = found.place
     assert place is not None and place.line == line_of("plain_local = made()")
     assert place.function == "test_a_local_variable"
 
@@ -165,7 +165,8 @@ def test_a_tensor_that_only_a_graph_has_saved_has_no_holder() -> None:
 
 def test_frames_keep_no_copies_of_their_variables() -> None:
     short_lived, long_lived = made(), made()
-    assert holder(long_lived, USER_CODE)[0] == "long_lived"
+    found = find_holder(long_lived, USER_CODE)
+    assert found is not None and found.name == "long_lived"
     reference = weakref.ref(short_lived)
     del short_lived
     assert reference() is None
@@ -175,7 +176,7 @@ def test_a_functions_own_locals_are_left_alone() -> None:
     def function() -> dict[str, Any]:
         setting, kept = 3, made()
         settings = locals()
-        holder(kept, USER_CODE)
+        find_holder(kept, USER_CODE)
         return settings
 
     assert function()["setting"] == 3

@@ -174,7 +174,7 @@ def test_a_file_of_the_job_changes_it(file: str, project: Path) -> None:
 def test_a_setting_an_option_and_a_package_change_it(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {of(project), of(project, settings={"batch_size": 4, "model.width": 16})}
     found.add(of(project, options={"task": "masked-lm"}))
-    monkeypatch.setattr(room, "_version", lambda package: "0.0")
+    monkeypatch.setattr(room, "installed_version", lambda package: "0.0")
     found.add(of(project))
     assert len(found) == 4
 

@@ -23,7 +23,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(
         "flatout.hardware.host.read_host", lambda: SimpleNamespace(cpu_model=found.cpu, cores=found.cores)
     )
-    monkeypatch.setattr(machine, "_version", lambda package: found.torch)
+    monkeypatch.setattr(machine, "installed_version", lambda package: found.torch)
     return found
 
 

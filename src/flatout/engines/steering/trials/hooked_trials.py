@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from flatout.engines.steering.blocks import end_tokens, input_device
+from flatout.engines.steering.blocks import input_device
 from flatout.engines.steering.trials.steered_model import steered_model
 from flatout.engines.steering.trials.trial_engine import OnText, TextRow, TokenBranch, TrialEngine
+from flatout.multiplex.decode.generator import end_tokens
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -13,13 +13,12 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flatout.engines.steering.blocks import end_tokens
 from flatout.engines.steering.trials.branches import BranchScorer
 from flatout.engines.steering.trials.hooked_trials import HookedTrials
 from flatout.engines.steering.trials.steering import Steering, SteeringTables
 from flatout.engines.steering.trials.trial_engine import OnText, TextRow, TokenBranch, TrialEngine
 from flatout.ground.errors import BadInput
-from flatout.multiplex.decode.generator import Generator
+from flatout.multiplex.decode.generator import Generator, end_tokens
 from flatout.multiplex.decode.requests import Completion, Request
 from flatout.multiplex.models.decoder import Decoder
 from flatout.multiplex.models.families import read_decoder

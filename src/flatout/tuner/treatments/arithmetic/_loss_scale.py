@@ -8,9 +8,9 @@ out, by taking them away, and the scale halved.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
+from flatout.measure.device.recording import with_subclasses
 from flatout.measure.lines.live_objects import live_objects
 from flatout.measure.patches import Patches
 from flatout.tuner.step_hooks import around_steps
@@ -50,7 +50,7 @@ class LossScale:
             real_add(optimizer, param_group)
             self._watch(optimizer, patches)
 
-        for optimizer in live_objects(_with_subclasses(torch.optim.Optimizer)):
+        for optimizer in live_objects(with_subclasses(torch.optim.Optimizer)):
             self._watch(optimizer, patches)  # of a job under way
 
         patches.replace(torch.autograd, "backward", backward)
@@ -89,10 +89,3 @@ class LossScale:
         self.scale, self._good_steps = max(self.scale / 2, LEAST), 0
         for parameter in trained:
             parameter.grad = None
-
-
-def _with_subclasses(kind: type) -> Iterator[type]:
-    yield kind
-    derived: type
-    for derived in kind.__subclasses__():
-        yield from _with_subclasses(derived)
