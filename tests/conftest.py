@@ -50,6 +50,10 @@ def small_heap() -> None:
     gc.freeze()
 
 
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # what is frozen at the end is not taken down, and some libraries complain
+
+
 @functools.cache
 def _why_no_gpu() -> str | None:
     import torch

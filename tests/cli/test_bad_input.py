@@ -14,7 +14,7 @@ import pytest
 from flatout.measure.evidence import EVIDENCE_VERSION
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from tests.support import doctor as builders
-from tests.support.measure import BY_HAND, FOREVER, Ran, diagnose, write_script
+from tests.support.measure import BY_HAND, ENDLESS, FOREVER, Ran, diagnose, write_script
 
 
 def one_line(ran: Ran, *, code: int = 2) -> str:
@@ -187,7 +187,7 @@ def test_a_script_that_forks_workers_and_is_interrupted(number: int, tmp_path: P
         assert len(psutil.Process(process.pid).children(recursive=True)) >= 3  # the job and its workers
         process.send_signal(number)
 
-    ran = diagnose("--save", "e.json", "train.py", folder=tmp_path, during=interrupt)
+    ran = diagnose("--save", "e.json", "train.py", folder=tmp_path, schedule=ENDLESS, during=interrupt)
     assert (ran.code, ran.stdout, ran.left) == (130, "", ())
     # a worker that was handing over a tensor may be cut off in mid-complaint; the job and flatout say no more
     before, said, after = ran.stderr.partition("flatout: interrupted after ")

@@ -21,13 +21,12 @@ from tests.support.cli import (
     SCRIPTS,
     arms,
     diagnose,
-    flatout,
     losses,
     observe,
     the_loader,
     unobserved,
 )
-from tests.support.measure import ENDLESS
+from tests.support.measure import ENDLESS, flatout
 
 
 def test_the_exit_code_of_a_script_that_ends_early_passes_through(tmp_path: Path) -> None:

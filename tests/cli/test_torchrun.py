@@ -7,13 +7,14 @@ from pathlib import Path
 
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence
-from tests.support.cli import BRIEFLY, SCRIPTS, flatout
+from tests.support.cli import BRIEFLY, SCRIPTS
+from tests.support.measure import BRIEF, flatout
 from tests.support.warm_python import warm
 
 
 def torchrun(*arguments: str, save: Path) -> tuple[subprocess.CompletedProcess[str], Evidence]:
     launch = ("torchrun", "--standalone", "--nproc-per-node", "2", "--no-python")
-    done = warm().run(*launch, *flatout(), *BRIEFLY, "--save", save, *arguments, cwd=SCRIPTS)
+    done = warm().run(*launch, *flatout(BRIEF), *BRIEFLY, "--save", save, *arguments, cwd=SCRIPTS)
     assert done.returncode == 0, done.stderr
     return done, load_evidence(save)
 

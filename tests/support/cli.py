@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from flatout.measure.evidence import Evidence, Loader
 from flatout.measure.evidence_file import load_evidence
 from flatout.measure.run.child import MODULE
 from flatout.measure.run.lineage import ARM_FAILED
-from tests.support.measure import BRIEF, with_schedule
+from tests.support.measure import BRIEF, flatout, with_schedule
 from tests.support.warm_python import warm
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "cli" / "scripts"
@@ -82,7 +80,7 @@ def diagnose(
 ) -> Outcome:
     """Run `flatout diagnose` in `folder`; `save` names the Evidence file, relative to it or not."""
     done = subprocess.run(
-        [*flatout(), *options, "--save", str(save), *map(str, command)],
+        [*flatout(BRIEF), *options, "--save", str(save), *map(str, command)],
         cwd=folder,
         env=ENVIRONMENT,
         capture_output=True,
@@ -128,12 +126,6 @@ def assert_measured(evidence: Evidence, *, anchor: str, batches: int = 1) -> Non
     assert per_step == batches
     assert {step.num_backwards for step in evidence.steps if step.arm in ARMS} == {batches}
     assert the_loader(evidence).trains
-
-
-def flatout(schedule: Mapping[str, float] = BRIEF) -> list[str]:
-    """`flatout diagnose` with another schedule in the job's process."""
-    start = f"from flatout.ground.script import main; main.START = {with_schedule(schedule)!r} + main.START; "
-    return [sys.executable, "-c", start + "from flatout.cli.app import main; main()", "diagnose"]
 
 
 def line_of(script: str, text: str) -> int:

@@ -134,9 +134,17 @@ def run(
     return Ran(code=process.returncode, stdout=stdout, stderr=stderr, left=names)
 
 
-def diagnose(*arguments: str | Path, folder: Path, **options: Any) -> Ran:
-    """`python -m flatout diagnose` in `folder`."""
-    return run([sys.executable, "-m", "flatout", "diagnose", *map(str, arguments)], folder=folder, **options)
+def diagnose(
+    *arguments: str | Path, folder: Path, schedule: Mapping[str, float] = BRIEF, **options: Any
+) -> Ran:
+    """`flatout diagnose` in `folder`."""
+    return run([*flatout(schedule), *map(str, arguments)], folder=folder, **options)
+
+
+def flatout(schedule: Mapping[str, float]) -> list[str]:
+    """`flatout diagnose` with another schedule in the job's process."""
+    start = f"from flatout.ground.script import main; main.START = {with_schedule(schedule)!r} + main.START; "
+    return [sys.executable, "-c", start + "from flatout.cli.app import main; main()", "diagnose"]
 
 
 def marked(mark: str) -> list[psutil.Process]:
