@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
 
@@ -12,6 +13,33 @@ from tests.support.measure import BRIEF, flatout
 from tests.support.warm_python import warm
 
 
+def two_agents(*arguments: str, folder: Path) -> tuple[str, Evidence]:
+    """Two agents of torchrun on this machine, as on two that share no folder; all output, and the evidence."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    agents = []
+    for node in ("a", "b"):
+        (folder / node).mkdir()
+        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "nodes"]
+        save = ["--save", str(folder / node / "evidence.json")]
+        agents.append(
+            subprocess.Popen(
+                [*launcher, "-m", "flatout", "diagnose", *BRIEFLY, *save, *arguments],
+                cwd=SCRIPTS,
+                env={**ENVIRONMENT, "TMPDIR": str(folder / node)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    said = [agent.communicate()[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], said
+    (path,) = folder.glob("*/evidence.json")
+    return "".join(said), load_evidence(path)
+
+
 def torchrun(*arguments: str, save: Path) -> tuple[subprocess.CompletedProcess[str], Evidence]:
     launch = ("torchrun", "--standalone", "--nproc-per-node", "2", "--no-python")
     done = warm().run(*launch, *flatout(BRIEF), *BRIEFLY, "--save", save, *arguments, cwd=SCRIPTS)
@@ -19,22 +47,26 @@ def torchrun(*arguments: str, save: Path) -> tuple[subprocess.CompletedProcess[s
     return done, load_evidence(save)
 
 
-def test_two_ranks_become_one_evidence_and_the_slower_one_is_named(tmp_path: Path) -> None:
-    done, evidence = torchrun("ranks.py", "slow", "1", save=tmp_path / "evidence.json")
+def test_two_nodes_become_one_evidence_and_the_slower_one_is_named(tmp_path: Path) -> None:
+    said, evidence = two_agents("ranks.py", "slow", "1", folder=tmp_path)
     assert evidence.job.world_size == 2
     assert [rank.rank for rank in evidence.ranks] == [0, 1]
     assert [rank.ended for rank in evidence.ranks] == ["measured", "measured"]
     assert evidence.job.rank == 1
     assert {step.arm for step in evidence.steps} >= {"real", "count", "kernels", "cached", "half"}
+    host = socket.gethostname()
+    assert [(rank.host, rank.node) for rank in evidence.ranks] == [(host, 0), (host, 1)]
+    assert evidence.network is not None and evidence.network.num_ranks == 2
+    assert all(rank.exposed_share is not None for rank in evidence.ranks)
     rest_s = [rank.phases_s["rest"] for rank in evidence.ranks]
     assert rest_s[1] > rest_s[0]
-    assert "Rank 1 is the straggler" in done.stdout
+    assert f"Rank 1 on {host} (node 1) is the straggler" in " ".join(said.split())
     # the one voice: rank 0's
-    assert done.stdout.count("Evidence:") == 1
-    assert done.stderr.count("flatout: count: ") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["evidence.json"]
+    assert said.count("Evidence:") == 1
+    assert said.count("flatout: count: ") == 1
+    assert [path.name for path in tmp_path.glob("*/*flatout*")] == []
     # both ranks left at the same step
-    ended = sorted(line for line in done.stdout.splitlines() if " ended at step " in line)
+    ended = sorted(line for line in said.splitlines() if " ended at step " in line)
     assert [line.split()[:2] for line in ended] == [["rank", "0"], ["rank", "1"]]
     assert ended[0].split()[2:] == ended[1].split()[2:]
 
@@ -47,3 +79,10 @@ def test_ranks_that_fail_on_half_a_batch_meet_again_without_it(tmp_path: Path) -
     (reason,) = [arm.reason for arm in evidence.arms_not_run if arm.label == "half"]
     assert reason.startswith("the script failed under it: RuntimeError: ")
     assert "Traceback" not in done.stderr
+
+
+def test_an_exchange_that_nothing_hides_is_found(tmp_path: Path) -> None:
+    done, evidence = torchrun("ranks.py", "exchange", save=tmp_path / "evidence.json")
+    assert "FO702" in done.stdout
+    without = evidence.counterfactual("unsynchronised")
+    assert without is not None and without.speedup > 1

@@ -35,6 +35,7 @@ from flatout.measure.evidence import (
     Loader,
     Memory,
     ModuleCall,
+    Network,
     ObservedJob,
     Place,
     Precision,
@@ -334,6 +335,15 @@ def ranks() -> tuple[Rank, ...]:
     )
 
 
+def evidence_of_rank(rank: int, *, own_s: float, waiting_s: float) -> Evidence:
+    """A rank that works for `own_s` and waits for the others in backward."""
+    phases_s = {"forward": own_s, "backward": waiting_s}
+    step = Step(index=0, arm="real", block=0, step_s=own_s + waiting_s, phases_s=phases_s)
+    return cpu_evidence(
+        job=job(rank=rank, command=(f"rank {rank}",)), steps=(step,), missing=(f"of rank {rank}",)
+    )
+
+
 def job(**changes: Any) -> ObservedJob:
     made = ObservedJob(
         command=("darkroom/train.py", "--batch-size", "512"),
@@ -606,8 +616,29 @@ SICK = dataclasses.replace(
         steps_s=4.0,
     ),
     ranks=tuple(
-        Rank(rank=rank, step_s=0.2, phases_s={**_SPLIT, "forward": 0.1 + 0.05 * rank}, ended="measured")
+        Rank(
+            rank=rank,
+            step_s=0.2,
+            phases_s={**_SPLIT, "forward": 0.1 + 0.05 * rank},
+            ended="measured",
+            node=rank,
+            communication_share=0.5,
+            exposed_share=0.3,
+            link="eth0",
+            link_bytes_per_s=3e9,
+        )
         for rank in range(2)
+    ),
+    network=Network(
+        backend="gloo",
+        num_ranks=2,
+        small_bytes=1 << 20,
+        small_s=0.01,
+        large_bytes=1 << 24,
+        large_s=0.16,
+        bus_bytes_per_s=1e8,
+        link="eth0",
+        link_bytes_per_s=3e9,
     ),
     episodes=tuple(
         Episode(

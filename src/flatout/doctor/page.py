@@ -14,6 +14,7 @@ from flatout.doctor.readings import (
     ended_early,
     instruments,
     is_of_the_job,
+    node_name,
     phase_means,
     phase_shares,
     proof_words,
@@ -342,7 +343,7 @@ def _ranks(evidence: Evidence) -> Html | None:
     rows = [
         (
             str(rank.rank),
-            rank.host or UNKNOWN,
+            node_name(rank, evidence.ranks) or rank.host or UNKNOWN,
             show_seconds(rank.step_s),
             *(show_seconds(rank.phases_s.get(phase)) for phase in PHASES),
             rank.ended,

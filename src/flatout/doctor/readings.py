@@ -55,6 +55,7 @@ ARMS = {
     "trimmed, similar lengths": ("with batches of similar length", "padding"),
     "autocast": ("with autocast on", "computing in 32 bits"),
     "tf32": ("with TF32 products", "computing products in full 32 bits"),
+    "unsynchronised": ("without an exchange of gradients", "the exchange that nothing hides"),
     "workers": ("with num_workers={value:g}", "the present number of workers"),
     "batched-call": ("with one batched call at {place}", "the loop of calls"),
     "library-recurrence": ("with one recurrent call at {place}", "the loop of cells"),
@@ -217,13 +218,28 @@ def own_work_s(rank: Rank) -> float:
     return sum(seconds for phase, seconds in rank.phases_s.items() if phase not in ("backward", "optimizer"))
 
 
+def node_name(rank: Rank, ranks: Sequence[Rank]) -> str | None:
+    """The node of a rank: its host, with a number where two share one; None where all share a node."""
+    if len({(each.host, each.node) for each in ranks}) < 2:
+        return None
+    host = rank.host or UNKNOWN
+    is_shared = len({each.node for each in ranks if each.host == rank.host}) > 1
+    return f"{host} (node {rank.node})" if is_shared else host
+
+
+def rank_name(rank: Rank, ranks: Sequence[Rank]) -> str:
+    """rank 3, or rank 3 on gpu-node-2"""
+    node = node_name(rank, ranks)
+    return f"rank {rank.rank}" if node is None else f"rank {rank.rank} on {node}"
+
+
 def straggler_words(ranks: Sequence[Rank]) -> str:
     found = straggler(ranks)
     if found is None:
         return "No rank makes the others wait."
     rank, excess = found
     return (
-        f"Rank {rank.rank} is the straggler: outside backward and the optimizer it takes "
+        f"R{rank_name(rank, ranks)[1:]} is the straggler: outside backward and the optimizer it takes "
         f"{show_ratio(excess)} the median of the others."
     )
 

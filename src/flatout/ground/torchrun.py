@@ -18,6 +18,9 @@ class Launch:
     num_ranks: int = 1
     local_rank: int = 0
     num_local_ranks: int | None = None  # on this machine; None: the launcher does not say
+    node: int | None = (
+        None  # the number of this machine among those of the job; None: the launcher does not say
+    )
     restarts: int = 0  # how often torchrun has started the job again after a crash
     is_launched: bool = False
 
@@ -39,6 +42,7 @@ def read_launch(variables: Mapping[str, str] = os.environ) -> Launch:
         num_ranks=number("WORLD_SIZE") or 1,
         local_rank=number("LOCAL_RANK") or 0,
         num_local_ranks=number("LOCAL_WORLD_SIZE") or None,
+        node=number("GROUP_RANK"),
         restarts=number("TORCHELASTIC_RESTART_COUNT") or 0,
         is_launched=number("RANK") is not None,
     )

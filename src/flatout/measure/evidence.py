@@ -61,6 +61,8 @@ class ObservedJob:
     flatout: str
     rank: int = 0
     world_size: int = 1
+    host: str | None = None  # the name of the machine
+    node: int | None = None  # its number, by the launcher
     anchor: str | None = None  # what marks a step: "AdamW.step", "flatout.step", "model call"
     warmup_reason: str | None = None
 
@@ -263,6 +265,8 @@ class Kernels:
     top: tuple[Kernel, ...]
     copies: tuple[Copy, ...] = ()
     optimizer: str | None = None  # "fused", "foreach", "for-loop"
+    communication_s: float | None = None  # per step, a collective was under way; None: none was seen
+    exposed_s: float | None = None  # of it, while nothing computed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -425,6 +429,26 @@ class Rank:
     phases_s: dict[str, float]
     ended: Ended
     host: str | None = None
+    node: int | None = None  # two nodes may have one host: agents that share a machine
+    communication_share: float | None = None  # of the step, a collective was under way
+    exposed_share: float | None = None  # of it, while nothing computed
+    link: str | None = None  # the network device that leads to other nodes
+    link_bytes_per_s: float | None = None  # its nominal speed, one way
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Network:
+    """An all-reduce of two sizes over all ranks, between two steps."""
+
+    backend: str
+    num_ranks: int
+    small_bytes: int
+    small_s: float
+    large_bytes: int
+    large_s: float
+    bus_bytes_per_s: float | None  # through the slowest link, one way; None: the sizes took the same time
+    link: str | None = None
+    link_bytes_per_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -444,6 +468,7 @@ class Evidence:
     attributed_backward_s: float | None = None  # of it, in all backward nodes
     kernels: Kernels | None = None
     memory: Memory | None = None
+    network: Network | None = None  # of a job of several ranks
     stacks: Stacks | None = None
     episodes: tuple[Episode, ...] = ()  # time outside the typical step
     counterfactuals: tuple[Counterfactual, ...] = ()

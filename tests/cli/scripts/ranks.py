@@ -1,4 +1,4 @@
-"""Two gloo processes with DistributedDataParallel; one of them is slower, or both want full batches."""
+"""Two gloo processes with DistributedDataParallel; one of them is slower, both want full batches, or both exchange much."""
 
 import os
 import sys
@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 dist.init_process_group("gloo")
 rank = int(os.environ["RANK"])
 torch.manual_seed(0)
-network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 1))
+width = 16384 if sys.argv[1:] == ["exchange"] else 128  # 8 MB of gradients for 16 rows
+network = nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, 1))
 model = DistributedDataParallel(network)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 samples = TensorDataset(torch.randn(1280, 64), torch.randn(1280, 1))

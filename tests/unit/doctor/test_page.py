@@ -94,7 +94,7 @@ def test_every_part_of_a_full_diagnosis_is_there() -> None:
         "Loader of HistoryDataset",
         "Kernels",
         "Memory",
-        "Rank 1 is the straggler",
+        "Rank 1 on node-b is the straggler",
         "worker memory: psutil could not read /proc of worker 1",
     ):
         assert words in text, words
@@ -242,7 +242,7 @@ def test_ranks_need_company() -> None:
     made = _ranks(builders.evidence(ranks=builders.ranks()))
     assert made is not None
     assert [row[0] for row in cells(made)] == ["0", "1"]
-    assert "Rank 1 is the straggler" in made
+    assert "is the straggler" in made
     assert _ranks(builders.evidence(ranks=builders.ranks()[:1])) is None
 
 

@@ -232,7 +232,7 @@ def test_the_straggler_is_the_rank_with_more_work_of_its_own() -> None:
     assert found is not None
     assert found[0].rank == 1
     assert found[1] == pytest.approx(4.56 / 3.66)
-    assert "Rank 1 is the straggler" in straggler_words(ranks)
+    assert "Rank 1 on node-b is the straggler" in straggler_words(ranks)
 
 
 def test_equal_ranks_have_no_straggler() -> None:

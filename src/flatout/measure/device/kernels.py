@@ -20,7 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.measure.device.kernel_names import copy_kind, kernel_category, kernel_dtype, optimizer_kind
-from flatout.measure.device.operators import NUM_TOP, operator_rows, summarise_operators
+from flatout.measure.device.operators import (
+    NUM_TOP,
+    operator_rows,
+    summarise_operators,
+    with_communication,
+)
+from flatout.measure.device.overlap import communication, merged
 from flatout.measure.device.recording import Recording
 from flatout.measure.evidence import Copy, Kernel, Kernels
 
@@ -110,7 +116,8 @@ class KernelRecorder:
         if num_steps < 1:
             raise RuntimeError("no step ended while kernels were recorded")
         if not self._cuda:
-            return summarise_operators(operator_rows(events), num_steps=num_steps, step_s=step_s)
+            found = summarise_operators(operator_rows(events), num_steps=num_steps, step_s=step_s)
+            return with_communication(found, events)
         device, host = device_timelines(events)
         in_steps = (host.start_ns >= self._recording.start_ns) & (host.start_ns < self._recording.stop_ns)
         return summarise_device(
@@ -169,6 +176,9 @@ def summarise_device(
     waits = host_waits(host, copies)
     by_category, by_dtype = _seconds_by_kind(device, num_steps=num_steps)
     kind = optimizer_kind(kernels.names) if has_optimizer else None
+    collective = kernels.named(lambda name: kernel_category(name) == "communication")
+    spans = np.stack((kernels.start_ns, kernels.end_ns), axis=1)
+    exchange = communication(spans[collective], spans[~collective])
     return Kernels(
         num_steps=num_steps,
         step_s=max(step_s, window_ns / 1e9 / num_steps),
@@ -183,17 +193,9 @@ def summarise_device(
         top=_top(device, num_steps=num_steps),
         copies=_copies(copies, num_steps=num_steps),
         optimizer=kind or ("for-loop" if has_optimizer and len(kernels) else None),
+        communication_s=None if exchange is None else exchange[0] / 1e9 / num_steps,
+        exposed_s=None if exchange is None else exchange[1] / 1e9 / num_steps,
     )
-
-
-def merged(starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
-    """The union of intervals as disjoint intervals; `starts` is sorted."""
-    if not len(starts):
-        return starts, ends
-    reach = np.maximum.accumulate(ends)
-    first = np.concatenate(([True], starts[1:] > reach[:-1]))
-    last = np.concatenate((first[1:], [True]))
-    return starts[first], reach[last]
 
 
 def host_waits(host: Timeline, copies: Timeline) -> Longs:

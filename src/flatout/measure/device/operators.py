@@ -7,15 +7,19 @@ called, and the outermost ones are counted: they are what a line of Python asks 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flatout.measure.device.kernel_names import operator_category, optimizer_kind
+from flatout.measure.device.overlap import communication
 from flatout.measure.evidence import Kernel, Kernels
 
 NUM_TOP = 20
 _OPTIMIZER_STEP = "Optimizer.step#"
+_COLLECTIVES = ("gloo:", "mpi:", "ucc:")  # work under way in a thread of the backend
+_ASKS = "c10d::"  # the call that starts it
 
 
 class OperatorRow(NamedTuple):
@@ -93,3 +97,23 @@ def summarise_operators(rows: Sequence[OperatorRow], *, num_steps: int, step_s: 
         ),
         optimizer=optimizer_kind(stepped) or ("for-loop" if stepped else None),
     )
+
+
+def with_communication(kernels: Kernels, events: Sequence[Any]) -> Kernels:
+    """Add the time in collectives, and the part of it in which no operator ran."""
+    collectives: list[tuple[int, int]] = []
+    computation: list[tuple[int, int]] = []
+    for event in events:
+        name = event.name()
+        if name.startswith(_COLLECTIVES):
+            collectives.append((event.start_ns(), event.start_ns() + event.duration_ns()))
+        elif "::" in name and not name.startswith((_ASKS, "autograd::engine", "torch::autograd")):
+            computation.append((event.start_ns(), event.start_ns() + event.duration_ns()))
+    exchange = communication(
+        np.array(collectives, dtype=np.int64).reshape(-1, 2),
+        np.array(computation, dtype=np.int64).reshape(-1, 2),
+    )
+    if exchange is None:
+        return kernels
+    under_way_s, exposed_s = (each / 1e9 / kernels.num_steps for each in exchange)
+    return replace(kernels, communication_s=under_way_s, exposed_s=exposed_s)

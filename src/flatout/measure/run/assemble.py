@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import platform
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,9 +31,9 @@ from flatout.measure.evidence import (
     Step,
 )
 from flatout.measure.loading.fetch_stacks import fetch_lines
+from flatout.measure.ranks.agreement import unwatched_processes
 from flatout.measure.run.episodes import find_episodes
 from flatout.measure.run.observer import Observer
-from flatout.measure.run.ranks import unwatched_processes
 from flatout.measure.run.rows import build_steps
 
 MOST_SHOWN_LINES = 60  # of a block that was left out
@@ -88,6 +89,7 @@ class Assembly:
             attributed_backward_s=tools.attributed_backward_s,
             kernels=tools.kernels,
             memory=tools.memory,
+            network=tools.network,
             stacks=tools.stacks,
             episodes=episodes,
             counterfactuals=counterfactuals,
@@ -116,6 +118,8 @@ class Assembly:
             flatout=__version__,
             rank=read_launch().rank,
             world_size=read_launch().num_ranks,
+            host=socket.gethostname(),
+            node=read_launch().node,
             anchor=observer.anchor.name,
             warmup_reason=observer.warmup_reason,
         )

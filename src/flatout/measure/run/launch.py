@@ -36,7 +36,8 @@ from flatout.ground.script.main import start_command
 from flatout.ground.torchrun import read_launch
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence, save_evidence
-from flatout.measure.run import ranks
+from flatout.measure.ranks import agreement
+from flatout.measure.ranks.exchange import Exchange
 from flatout.measure.run.child import MODULE
 from flatout.measure.run.lineage import ARM_FAILED, END, FAILED_ARM, NOT_WRITTEN, adopt_orphans
 
@@ -76,23 +77,21 @@ def run_job(
         "skipped": {},
         "parent": os.getpid(),
     }
-    own_path = evidence_path
-    folder = ranks.shared_folder()
     distributed = read_launch().num_ranks > 1
-    if distributed:
-        own_path = ranks.partial_path(folder)
+    exchange = Exchange(evidence_path)
+    own_path = exchange.begin() if distributed else evidence_path
     options["evidence_path"] = str(own_path)
     before = _stamp(own_path)
     end = _run_within(options, script_stdout_to_stderr, on_progress, distributed=distributed)
     evidence = _read(own_path, before, end, command[0])
-    if distributed:
-        own_path = ranks.publish(own_path)
     if distributed and read_launch().is_first:
-        own_path = evidence_path
-        evidence = ranks.gather(evidence, folder)
+        evidence = exchange.gather(evidence)
         save_evidence(evidence, evidence_path)
-        ranks.clear(folder)
-    _check_ending(evidence, end, own_path, command[0])
+        exchange.clear()
+    elif distributed:
+        exchange.publish(evidence)
+        own_path.unlink(missing_ok=True)
+    _check_ending(evidence, end, evidence_path, command[0])
     return evidence
 
 
@@ -117,7 +116,7 @@ def _run_within(
         options["skipped"][label] = reason
         if not distributed:
             options["seconds"] = deadline_s - now_s
-        ranks.begin_another_attempt()
+        agreement.begin_another_attempt()
     return dataclasses.replace(end, code=0)
 
 
@@ -306,5 +305,7 @@ def _check_ending(evidence: Evidence, end: _End, path: Path, name: str) -> None:
         raise ScriptFailed(f"{name} ended with exit code {job.exit_code} {when}{words}", hint=ITS_WORDS)
     if not num:
         hint = "no optimizer, backward or repeated model call was seen; flatout.step() can mark steps"
-        unwatched = next((reason for reason in evidence.missing if reason.startswith(ranks.UNWATCHED)), hint)
+        unwatched = next(
+            (reason for reason in evidence.missing if reason.startswith(agreement.UNWATCHED)), hint
+        )
         raise NothingMeasured(f"{name} ended without a training step", hint=unwatched)

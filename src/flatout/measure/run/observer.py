@@ -25,9 +25,11 @@ from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.loading.workers import CORES
 from flatout.measure.patches import Patches
 from flatout.measure.phases import install_phases, install_transfers, narrow_modules
+from flatout.measure.ranks import unsynchronised
+from flatout.measure.ranks.agreement import Agreement, group_store
+from flatout.measure.ranks.network import measure_network
 from flatout.measure.run import steps
 from flatout.measure.run.passes import Passes
-from flatout.measure.run.ranks import Agreement
 from flatout.measure.run.rows import StepRow, build_steps
 from flatout.measure.run.schedule import (
     DEAREST_PASS,
@@ -305,6 +307,8 @@ class Observer:
                 self.warm_up, self.blocks, self.block_number, self.position = None, plan, 0, 0
                 if self.agreement.shared:
                     self._propose_for_ranks()
+                    with self.tools.guard("network"):
+                        self.tools.network = measure_network(self.device, group_store())
                 self._begin_block(self.arm)
             return
         self.tools.step_end()
@@ -442,7 +446,7 @@ class Observer:
     def _propose_for_ranks(self) -> list[Arm]:
         """Arms that every rank can run, without a look at what only one of them has seen."""
         self.rounds = Rounds(
-            self._propose((kept_batches.propose,)),
+            self._propose((kept_batches.propose, unsynchronised.propose)),
             step_s=1.0,
             seconds=self.seconds_left,
             skipped=self.options.skipped,

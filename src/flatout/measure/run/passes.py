@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.measure import PHASES
 from flatout.measure.clock import Clock
-from flatout.measure.evidence import Kernels, Memory, Stacks
+from flatout.measure.evidence import Kernels, Memory, Network, Stacks
 from flatout.measure.lines.function_modes import insert_mode, keep_in_backward, remove_mode
 from flatout.measure.lines.module_calls import ModuleCalls
 from flatout.measure.lines.stacks import StackSampler
@@ -40,6 +40,7 @@ class Passes:
         self.backward_costs: BackwardCosts | None = None
         self.kernels: Kernels | None = None
         self.memory: Memory | None = None
+        self.network: Network | None = None
         self.stacks: Stacks | None = None
         self.attributed_step_s: float | None = None
         self.attributed_calls_s: dict[str, float] = {}

@@ -76,7 +76,10 @@ def test_what_is_missing_and_where_evidence_lies_are_said() -> None:
 def test_ranks_are_shown_only_where_there_are_several() -> None:
     many = flowing(show(builders.diagnosis(evidence=builders.evidence(ranks=builders.ranks()))))
     assert "rank step wait transfer forward backward optim. rest" in many
-    assert "Rank 1 is the straggler: outside backward and the optimizer it takes 1.25× the median" in many
+    assert (
+        "Rank 1 on node-b is the straggler: outside backward and the optimizer it takes 1.25× the median"
+        in many
+    )
     alone = show(builders.diagnosis(evidence=builders.evidence(ranks=builders.ranks()[:1])))
     assert "straggler" not in alone
     assert "rank" not in alone

@@ -13,7 +13,8 @@ import pytest
 
 from flatout.ground.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
 from flatout.measure.evidence_file import load_evidence, save_evidence
-from flatout.measure.run import launch, ranks
+from flatout.measure.ranks import agreement
+from flatout.measure.run import launch
 from tests.support import doctor as builders
 from tests.support.measure import BY_HAND, diagnose, write_script
 
@@ -94,7 +95,7 @@ def test_a_job_without_steps_has_nothing_to_diagnose_and_says_whether_it_failed(
     bare = builders.evidence(steps=(), job=builders.job(ended="finished", exit_code=0))
     with pytest.raises(NothingMeasured, match=r"train\.py ended without a training step"):
         launch._check_ending(bare, ending(0), Path("e.json"), "train.py")
-    elsewhere = dataclasses.replace(bare, missing=(f"{ranks.UNWATCHED} computed for 12 s",))
+    elsewhere = dataclasses.replace(bare, missing=(f"{agreement.UNWATCHED} computed for 12 s",))
     with pytest.raises(NothingMeasured, match=r"without a training step .*computed for 12 s"):
         launch._check_ending(elsewhere, ending(0), Path("e.json"), "train.py")
     usage = builders.evidence(steps=(), job=builders.job(ended="finished", exit_code=2, error="no data"))

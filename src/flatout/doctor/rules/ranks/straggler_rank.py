@@ -32,7 +32,7 @@ from statistics import median
 
 from flatout.doctor.ceilings import share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.readings import own_work_s, straggler
+from flatout.doctor.readings import own_work_s, rank_name, straggler
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_ratio, show_seconds, show_share
 from flatout.measure.evidence import Evidence, Rank
@@ -52,9 +52,10 @@ def detect(evidence: Evidence) -> list[Finding]:
     if share is None or share < LEAST_SHARE:
         return []
     phase, more_s = _phase(rank, others)
+    name = rank_name(rank, evidence.ranks)
     finding = RULE.finding(
         None,
-        f"rank {rank.rank} makes the others wait {show_share(share)} of the step: outside backward and the "
+        f"{name} makes the others wait {show_share(share)} of the step: outside backward and the "
         f"optimizer it takes {show_ratio(excess)} the median of the others, most of it in {phase}",
         figures=(
             f"its {phase} takes {show_seconds(more_s)} more than the median of the others",
@@ -63,7 +64,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         share=share,
         ceiling=None,
         no_ceiling="no arm takes away what one rank does more than the others",
-        fix=f"find out what rank {rank.rank} does more in {phase}: data, batches, or work only it does",
+        fix=f"find out what {name} does more in {phase}: data, batches, or work only it does",
         safety="lossy",
     )
     return [finding]

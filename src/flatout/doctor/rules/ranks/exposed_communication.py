@@ -1,0 +1,93 @@
+"""FO702 exposed-communication
+
+What it does
+Finds time in which ranks exchange gradients and compute nothing.
+
+Why it costs
+Gradients can be exchanged while backward still computes those of earlier layers. What is left when backward
+ends is paid by every GPU of the job in every step.
+
+Evidence
+Steps in which DistributedDataParallel exchanges nothing, interleaved with steps as they are; of the slowest
+rank, for which nobody waits. Where that cannot be run (FSDP, static graphs): the profiler's time in which a
+collective was under way and nothing computed, of the rank that has least of it, since the others wait there
+for stragglers too. At least 5 % of the step.
+
+Fix
+Exchange less often, or fewer bytes, or earlier:
+
+```python
+with nullcontext() if last_micro_batch else model.no_sync():   # once for several backward passes
+    loss.backward()
+
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+model.register_comm_hook(None, default_hooks.bf16_compress_hook)   # half of the bytes
+```
+
+A larger batch per GPU has more computation to hide the same exchange behind. Buckets of the usual 25 MB begin
+early; one bucket of the whole model begins when backward ends.
+
+Fix safety
+Lossy: accumulation changes the batch of a step, and compressed gradients are rounded.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import MOST
+from flatout.doctor.finding import Finding
+from flatout.doctor.readings import rank_name
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_bytes, show_share
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+ARMS = ("unsynchronised",)
+LEAST_SHARE = 0.05
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    if len(evidence.ranks) < 2:
+        return []
+    exposed = {rank.rank: rank.exposed_share for rank in evidence.ranks if rank.exposed_share is not None}
+    arm = evidence.counterfactual(ARMS[0])
+    share = (
+        1 - 1 / arm.speedup if arm is not None and arm.speedup > 0 else min(exposed.values(), default=None)
+    )
+    if share is None or share < LEAST_SHARE:
+        return []
+    share = min(share, MOST)
+    return RULE.proven(
+        evidence,
+        None,
+        f"{show_share(share)} of the step is an exchange between ranks that no computation hides",
+        arms=ARMS,
+        figures=[*_by_rank(evidence, exposed), *_network(evidence)],
+        share=share,
+        fix="exchange gradients once for several batches, compress them, or give each GPU a larger batch",
+        safety="lossy",
+    )
+
+
+def _by_rank(evidence: Evidence, exposed: dict[int, float]) -> list[str]:
+    if not exposed:
+        return []
+    by_share = sorted(
+        (rank for rank in evidence.ranks if rank.rank in exposed), key=lambda r: exposed[r.rank]
+    )
+    least, most = by_share[0], by_share[-1]
+    shown = [
+        f"{show_share(exposed[each.rank])} ({rank_name(each, evidence.ranks)})" for each in (least, most)
+    ]
+    figures = [f"by the profiler, of the step: {' to '.join(shown)}"]
+    if least.communication_share is not None:
+        figures.append(f"a collective is under way for {show_share(least.communication_share)} of the step")
+    return figures
+
+
+def _network(evidence: Evidence) -> list[str]:
+    network = evidence.network
+    if network is None or network.bus_bytes_per_s is None:
+        return []
+    return [
+        f"an all-reduce of {network.backend} moves {show_bytes(network.bus_bytes_per_s)}/s through each link"
+    ]

@@ -1,0 +1,33 @@
+"""Time in which something ran, and the part of it that something else does not hide."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Longs = npt.NDArray[np.int64]
+
+
+def merged(starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
+    """The union of intervals as disjoint intervals; `starts` is sorted."""
+    if not len(starts):
+        return starts, ends
+    reach = np.maximum.accumulate(ends)
+    first = np.concatenate(([True], starts[1:] > reach[:-1]))
+    last = np.concatenate((first[1:], [True]))
+    return starts[first], reach[last]
+
+
+def covered(spans: Longs) -> int:
+    """The length of the union of (start, end) rows, in any order."""
+    ordered = spans[np.argsort(spans[:, 0], kind="stable")]
+    starts, ends = merged(ordered[:, 0], ordered[:, 1])
+    return int((ends - starts).sum())
+
+
+def communication(collectives: Longs, computation: Longs) -> tuple[int, int] | None:
+    """Nanoseconds in which a collective was under way, and those of them in which nothing computed."""
+    if not len(collectives):
+        return None
+    both = np.concatenate((collectives, computation))
+    return covered(collectives), covered(both) - covered(computation)

@@ -1,0 +1,106 @@
+"""Several processes, one job: the ranks agree on the plan.
+
+Ranks train in lockstep, so they must switch arms at the same step: rank 0 decides when warm-up is over
+and publishes the plan, with a start a few steps ahead, through the store that the process group already
+has.  Nothing of ours opens a connection.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+from collections.abc import Callable
+from typing import Any
+
+from flatout.ground.codec import decode, encode
+from flatout.ground.torchrun import read_launch
+from flatout.ground.units import show_seconds
+from flatout.measure.patches import Patches
+from flatout.measure.run.schedule import StepBlock
+
+KEY = "flatout/plan"
+ATTEMPT = "FLATOUT_ATTEMPT"
+LEAD_STEPS = 3
+UNWATCHED = "processes that the script started"
+LEAST_UNWATCHED_S = 1.0
+
+
+def unwatched_processes() -> str | None:
+    """Where a script that took no step itself left the work, as with torch.multiprocessing.spawn."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_s = used.ru_utime + used.ru_stime
+    if cpu_s < LEAST_UNWATCHED_S:
+        return None
+    return (
+        f"{UNWATCHED} computed for {show_seconds(cpu_s)}, and only the script itself is watched; "
+        "torchrun -m flatout diagnose watches every rank it starts"
+    )
+
+
+class Agreement:
+    """Decides when the plan starts: at once when alone, else at the step rank 0 names."""
+
+    def __init__(self) -> None:
+        self.agreed: tuple[int, list[StepBlock]] | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Other ranks follow the same plan, so nobody may leave it."""
+        return self.agreed is not None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether other ranks train in lockstep with this one."""
+        return group_store() is not None
+
+    def plan(self, index: int, ready: bool, make: Callable[[], list[StepBlock]]) -> list[StepBlock] | None:
+        """The blocks once they are to start with the step after `index`, else None."""
+        store = group_store()
+        if store is None:
+            return make() if ready else None
+        if self.agreed is None:
+            if read_launch().rank == 0 and ready:
+                blocks = make()
+                self.agreed = (index + LEAD_STEPS, blocks)
+                store.set(KEY, json.dumps([self.agreed[0], encode(blocks)]))
+            elif read_launch().rank != 0 and store.check([KEY]):
+                start, blocks_data = json.loads(store.get(KEY))
+                self.agreed = (int(start), [decode(StepBlock, block) for block in blocks_data])
+        if self.agreed is not None and index >= self.agreed[0]:
+            return self.agreed[1]
+        return None
+
+
+def group_store() -> Any:
+    """The process group's store; None when the job is a single process."""
+    if read_launch().num_ranks < 2:
+        return None
+    import torch.distributed as distributed
+
+    if not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.distributed_c10d._get_default_store()
+
+
+def begin_another_attempt() -> None:
+    """Before the job runs once more under the same launcher, which counts it as the same run."""
+    os.environ[ATTEMPT] = str(int(os.environ.get(ATTEMPT, "0")) + 1)
+
+
+def keep_attempts_apart(patches: Patches) -> None:
+    """The launcher's store outlives an attempt and still holds its addresses and its plan."""
+    attempt = os.environ.get(ATTEMPT)
+    if attempt is None or read_launch().num_ranks < 2:
+        return
+    from torch.distributed.distributed_c10d import PrefixStore
+
+    # the package hides its module behind the function of the same name
+    rendezvous = importlib.import_module("torch.distributed.rendezvous")
+    make: Callable[..., Any] = rendezvous._create_c10d_store
+
+    def make_apart(*args: Any, **kwargs: Any) -> Any:
+        return PrefixStore(f"flatout/{attempt}", make(*args, **kwargs))
+
+    patches.replace(rendezvous, "_create_c10d_store", make_apart)

@@ -1,0 +1,148 @@
+"""How the evidence of each rank reaches rank 0.
+
+Rank 0 marks two folders: one beside the evidence file, which nodes of a cluster often share, and one for
+temporary files of its own machine.  A rank that finds a mark leaves its evidence there.  A rank that finds
+none, on a node that shares no folder, sends it through the store of the launcher: torchrun's agent holds one
+until the last process has ended.  Nothing of ours opens a port.
+
+Each rank sends a summary of a few hundred bytes and its whole evidence, compressed.  Rank 0 reads all
+summaries and the whole evidence of the slowest rank alone, so its work grows by little with every rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import tempfile
+import time
+import zlib
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from flatout.ground.atomic_files import replace_whole
+from flatout.ground.codec import WrongShape, decode, encode
+from flatout.ground.errors import EvidenceUnreadable
+from flatout.ground.torchrun import read_launch
+from flatout.measure.evidence import Evidence, Rank
+from flatout.measure.evidence_file import decode_evidence
+from flatout.measure.ranks.agreement import ATTEMPT
+from flatout.measure.ranks.merging import merge, rank_summary, slowest_of
+
+MARK = "reader.json"
+SUMMARY, WHOLE = ".json", ".whole"
+WAIT_FOR_RANKS_S = 60.0
+POLL_S = 0.05
+FOLDERS_FIRST_S = 1.0  # before rank 0 looks into the store, for which torch is imported
+STORE_TIMEOUT_S = 20.0
+CHUNK_BYTES = 1 << 20  # the store takes values of 8 MiB at most
+BROKEN = (OSError, ValueError, zlib.error, EvidenceUnreadable, WrongShape)
+
+
+class Exchange:
+    """The meeting place of one launch."""
+
+    def __init__(self, evidence_path: Path) -> None:
+        self._rank = read_launch().rank
+        parts = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
+        name = "-".join(part.replace("/", "_") for part in parts if part) or str(os.getppid())
+        self._local = Path(tempfile.gettempdir()) / f"flatout-{os.getuid()}-{name}"
+        self._folders = (evidence_path.parent / f".flatout-ranks-{name}", self._local)
+        self._store: Any = None
+
+    def begin(self) -> Path:
+        """Before the job runs: mark the folders, and name the file in which this rank's evidence grows."""
+        for folder in self._folders if self._rank == 0 else ():
+            for path in folder.glob("rank-*"):
+                path.unlink(missing_ok=True)
+            mark = {"host": socket.gethostname(), "pid": os.getpid()}
+            replace_whole(folder / MARK, json.dumps(mark).encode())
+        self._local.mkdir(parents=True, exist_ok=True)
+        partial = self._local / f"partial-{self._rank}.json"
+        partial.unlink(missing_ok=True)
+        return partial
+
+    def publish(self, evidence: Evidence) -> None:
+        """Hand this rank's evidence to rank 0: the process is over."""
+        summary = json.dumps(encode(rank_summary(evidence)), separators=(",", ":")).encode()
+        whole = zlib.compress(json.dumps(evidence.to_json(), separators=(",", ":")).encode())
+        folder = next((each for each in self._folders if _is_read(each)), None)
+        if folder is not None:
+            replace_whole(folder / f"rank-{self._rank}{WHOLE}", whole)
+            replace_whole(folder / f"rank-{self._rank}{SUMMARY}", summary)
+        elif (store := self._open_store()) is not None:
+            chunks = [whole[start : start + CHUNK_BYTES] for start in range(0, len(whole), CHUNK_BYTES)]
+            for number, chunk in enumerate(chunks):
+                store.set(f"{self._rank}{WHOLE}{number}", chunk)
+            store.set(f"{self._rank}{SUMMARY}", b"%d\n%s" % (len(chunks), summary))
+
+    def gather(self, own: Evidence, *, timeout_s: float = WAIT_FOR_RANKS_S) -> Evidence:
+        """Rank 0's evidence with that of all the others, as far as they come."""
+        num_ranks = read_launch().num_ranks
+        found = {own.job.rank: rank_summary(own)}
+        began_s = time.monotonic()
+        while True:
+            self._look(found, num_ranks, also_store=time.monotonic() - began_s > FOLDERS_FIRST_S)
+            if len(found) >= num_ranks or time.monotonic() - began_s >= timeout_s:
+                break
+            time.sleep(POLL_S)
+        slowest = slowest_of(found.values()).rank
+        whole = own
+        if slowest != own.job.rank:
+            with contextlib.suppress(*BROKEN):
+                whole = decode_evidence(json.loads(zlib.decompress(self._whole(slowest))), name="evidence")
+        return merge(own, whole, list(found.values()), world_size=num_ranks)
+
+    def clear(self) -> None:
+        """Remove what the ranks left for each other."""
+        for folder in self._folders:
+            for path in (*folder.glob("rank-*"), *folder.glob("partial-*"), folder / MARK):
+                path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+    def _look(self, found: dict[int, Rank], num_ranks: int, *, also_store: bool) -> None:
+        for folder in self._folders:
+            for path in folder.glob(f"rank-*{SUMMARY}"):
+                with contextlib.suppress(*BROKEN):
+                    number = int(path.stem.partition("-")[2])
+                    if number not in found:
+                        found[number] = decode(Rank, json.loads(path.read_bytes()))
+        absent = [number for number in range(num_ranks) if number not in found]
+        store = self._open_store() if also_store and absent else None
+        for number in absent:
+            if store is not None and store.check([f"{number}{SUMMARY}"]):
+                found[number] = decode(Rank, json.loads(store.get(f"{number}{SUMMARY}").partition(b"\n")[2]))
+
+    def _whole(self, rank: int) -> bytes:
+        for folder in self._folders:
+            if (path := folder / f"rank-{rank}{WHOLE}").exists():
+                return path.read_bytes()
+        store = self._open_store()
+        num_chunks = int(store.get(f"{rank}{SUMMARY}").partition(b"\n")[0])
+        return b"".join(store.get(f"{rank}{WHOLE}{number}") for number in range(num_chunks))
+
+    def _open_store(self) -> Any:
+        """The store that torchrun's agent holds; None where there is none."""
+        if self._store is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+            from torch.distributed.distributed_c10d import PrefixStore
+            from torch._C._distributed_c10d import TCPStore
+
+            with contextlib.suppress(RuntimeError, OSError):  # the agent is gone
+                host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+                store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))
+                self._store = PrefixStore(f"flatout/evidence/{os.environ.get(ATTEMPT, '0')}", store)
+        return self._store
+
+
+def _is_read(folder: Path) -> bool:
+    """Whether rank 0 looks into a folder; a mark of a process of this host that is gone is an old one."""
+    try:
+        mark = json.loads((folder / MARK).read_bytes())
+        return mark["host"] != socket.gethostname() or psutil.pid_exists(int(mark["pid"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

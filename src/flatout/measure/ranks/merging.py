@@ -1,0 +1,54 @@
+"""The evidence of all ranks as one: the slowest rank's, with a line for each of the others.
+
+Everybody waits for the slowest, so its findings are the job's.  Of the others a few hundred bytes are kept,
+so that the evidence of a thousand ranks is still one small file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from flatout.measure import PHASES
+from flatout.measure.evidence import Evidence, Rank
+
+
+def rank_summary(evidence: Evidence) -> Rank:
+    kernels, network = evidence.kernels, evidence.network
+    return Rank(
+        rank=evidence.job.rank,
+        step_s=evidence.step_s,
+        phases_s={phase: evidence.phase_s(phase) or 0.0 for phase in PHASES},
+        ended=evidence.job.ended,
+        host=evidence.job.host,
+        node=evidence.job.node,
+        communication_share=None if kernels is None else _share(kernels.communication_s, kernels.step_s),
+        exposed_share=None if kernels is None else _share(kernels.exposed_s, kernels.step_s),
+        link=None if network is None else network.link,
+        link_bytes_per_s=None if network is None else network.link_bytes_per_s,
+    )
+
+
+def _share(seconds: float | None, step_s: float) -> float | None:
+    return None if seconds is None or step_s <= 0 else min(1.0, seconds / step_s)
+
+
+def slowest_of(ranks: Iterable[Rank]) -> Rank:
+    """The rank with the most time of its own: waiting for the others shows in backward."""
+    return max(ranks, key=lambda rank: (rank.step_s or 0.0) - rank.phases_s.get("backward", 0.0))
+
+
+def merge(own: Evidence, slowest: Evidence, ranks: Sequence[Rank], *, world_size: int) -> Evidence:
+    """One Evidence: `own` is rank 0's, `slowest` that of the slowest of `ranks`."""
+    missing = list(own.missing)
+    if len(ranks) < world_size:
+        missing.append(
+            f"ranks: evidence of {len(ranks)} of {world_size} ranks was found; nodes that torchrun did not "
+            "start need --save FILE in a folder that all of them see"
+        )
+    return dataclasses.replace(
+        slowest,
+        job=dataclasses.replace(own.job, rank=slowest.job.rank, world_size=world_size),
+        ranks=tuple(sorted(ranks, key=lambda rank: rank.rank)),
+        missing=tuple(missing),
+    )
