@@ -14,7 +14,7 @@ from tests.support.warm_python import warm
 
 
 def two_agents(*arguments: str, folder: Path) -> tuple[str, Evidence]:
-    """Two agents of torchrun on this machine, as on two that share no folder; all output, and the evidence."""
+    """Two agents of torchrun here, as on two machines that share no folder; all output, and the evidence."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -61,6 +61,10 @@ def test_two_nodes_become_one_evidence_and_the_slower_one_is_named(tmp_path: Pat
     rest_s = [rank.phases_s["rest"] for rank in evidence.ranks]
     assert rest_s[1] > rest_s[0]
     assert f"Rank 1 on {host} (node 1) is the straggler" in " ".join(said.split())
+    # what they exchange is much, and nothing hides it
+    without = evidence.counterfactual("unsynchronised")
+    assert without is not None and without.speedup > 1
+    assert "FO702" in said
     # the one voice: rank 0's
     assert said.count("Evidence:") == 1
     assert said.count("flatout: count: ") == 1
@@ -79,10 +83,3 @@ def test_ranks_that_fail_on_half_a_batch_meet_again_without_it(tmp_path: Path) -
     (reason,) = [arm.reason for arm in evidence.arms_not_run if arm.label == "half"]
     assert reason.startswith("the script failed under it: RuntimeError: ")
     assert "Traceback" not in done.stderr
-
-
-def test_an_exchange_that_nothing_hides_is_found(tmp_path: Path) -> None:
-    done, evidence = torchrun("ranks.py", "exchange", save=tmp_path / "evidence.json")
-    assert "FO702" in done.stdout
-    without = evidence.counterfactual("unsynchronised")
-    assert without is not None and without.speedup > 1

@@ -80,6 +80,12 @@ class Exchange:
                 store.set(f"{self._rank}{WHOLE}{number}", chunk)
             store.set(f"{self._rank}{SUMMARY}", b"%d\n%s" % (len(chunks), summary))
 
+    def leave(self, partial: Path) -> None:
+        """Remove what this rank has written for itself alone."""
+        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others of this machine are not done
+            self._local.rmdir()
+
     def gather(self, own: Evidence, *, timeout_s: float = WAIT_FOR_RANKS_S) -> Evidence:
         """Rank 0's evidence with that of all the others, as far as they come."""
         num_ranks = read_launch().num_ranks
@@ -129,8 +135,8 @@ class Exchange:
     def _open_store(self) -> Any:
         """The store that torchrun's agent holds; None where there is none."""
         if self._store is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
-            from torch.distributed.distributed_c10d import PrefixStore
             from torch._C._distributed_c10d import TCPStore
+            from torch.distributed.distributed_c10d import PrefixStore
 
             with contextlib.suppress(RuntimeError, OSError):  # the agent is gone
                 host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])

@@ -90,7 +90,7 @@ def run_job(
         exchange.clear()
     elif distributed:
         exchange.publish(evidence)
-        own_path.unlink(missing_ok=True)
+        exchange.leave(own_path)
     _check_ending(evidence, end, evidence_path, command[0])
     return evidence
 
