@@ -4,7 +4,7 @@
 
 Every simulated rank leaves the evidence that one job left on an H200, with a step time of its own, in a
 folder that all see.  Ranks write at the same time in reality, so `publish_s` is what one of them takes.
-Rank 0's part is `gather_s`; `folder_bytes` lies in the folder then, and `peak_bytes` is what Python allocated.
+Rank 0's part is `gather_s`; `folder_bytes` lies in the folder then; `peak_bytes` is what Python took.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from interleaved import report  # noqa: E402
 
 from flatout.measure.evidence import Evidence  # noqa: E402
 from flatout.measure.evidence_file import load_evidence, save_evidence  # noqa: E402
-from flatout.measure.ranks.exchange import Exchange  # noqa: E402
+from flatout.measure.run.ranks.exchange import Exchange  # noqa: E402
 
 RECORDED = ROOT / "tests" / "data" / "darkroom_h200.json"
 PER_NODE = 8

@@ -21,14 +21,15 @@ def two_agents(*arguments: str, folder: Path) -> tuple[str, Evidence]:
     agents = []
     for node in ("a", "b"):
         (folder / node).mkdir()
-        launcher = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
-        launcher += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "nodes"]
-        save = ["--save", str(folder / node / "evidence.json")]
+        launch = ["torchrun", "--nnodes", "2", "--nproc-per-node", "1", "--no-python", "--rdzv-id", "nodes"]
+        launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
+        program, *rest = [*launch, *flatout(), *BRIEFLY, "--save", str(folder / node / "evidence.json")]
         agents.append(
             subprocess.Popen(
-                [*launcher, "-m", "flatout", "diagnose", *BRIEFLY, *save, *arguments],
+                [str(warm().bin / program), *rest, *arguments],
                 cwd=SCRIPTS,
-                env={**ENVIRONMENT, "TMPDIR": str(folder / node)},
+                env=warm().environment(TMPDIR=str(folder / node)),
+                stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -1,8 +1,7 @@
 """Run a job and watch it: what was measured becomes one Evidence document.
 
 evidence, evidence_file   what was measured of one job, and the file that keeps it
-run/                      the job in a child process, its steps, the plan of a diagnosis
-ranks/                    several processes of one job, on one machine or many
+run/                      the job in a child process, its steps, the plan of a diagnosis, several ranks
 clock, phases             time per phase of a step, on the host's clock and on the GPU's
 loading/                  the data path: waits, workers, collates, ragged samples
 lines/                    which lines of the user's code create, read, copy, keep and call

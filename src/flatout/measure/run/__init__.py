@@ -11,6 +11,7 @@ schedule    which steps serve which instrument and which arm
 rows        the steps as they were noted
 watchdog    gives up on a block of steps that does not end
 passes      the instruments that slow a job down, each on for the few steps of its pass
+ranks/      several processes of one job, on one machine or many
 episodes    time outside the typical step: evaluations, rollouts, checkpoints, set-up
 assemble    from notes to one Evidence document
 """

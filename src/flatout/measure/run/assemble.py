@@ -31,9 +31,9 @@ from flatout.measure.evidence import (
     Step,
 )
 from flatout.measure.loading.fetch_stacks import fetch_lines
-from flatout.measure.ranks.agreement import unwatched_processes
 from flatout.measure.run.episodes import find_episodes
 from flatout.measure.run.observer import Observer
+from flatout.measure.run.ranks.agreement import unwatched_processes
 from flatout.measure.run.rows import build_steps
 
 MOST_SHOWN_LINES = 60  # of a block that was left out

@@ -36,10 +36,10 @@ from flatout.ground.script.main import start_command
 from flatout.ground.torchrun import read_launch
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence, save_evidence
-from flatout.measure.ranks import agreement
-from flatout.measure.ranks.exchange import Exchange
 from flatout.measure.run.child import MODULE
 from flatout.measure.run.lineage import ARM_FAILED, END, FAILED_ARM, NOT_WRITTEN, adopt_orphans
+from flatout.measure.run.ranks import agreement
+from flatout.measure.run.ranks.exchange import Exchange
 
 GRACE_S, AGAIN_S = 25.0, 2.5
 MARK = "FLATOUT_JOB"

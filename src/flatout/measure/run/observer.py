@@ -25,11 +25,11 @@ from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.loading.workers import CORES
 from flatout.measure.patches import Patches
 from flatout.measure.phases import install_phases, install_transfers, narrow_modules
-from flatout.measure.ranks import unsynchronised
-from flatout.measure.ranks.agreement import Agreement, group_store
-from flatout.measure.ranks.network import measure_network
 from flatout.measure.run import steps
 from flatout.measure.run.passes import Passes
+from flatout.measure.run.ranks import unsynchronised
+from flatout.measure.run.ranks.agreement import Agreement, group_store
+from flatout.measure.run.ranks.network import measure_network
 from flatout.measure.run.rows import StepRow, build_steps
 from flatout.measure.run.schedule import (
     DEAREST_PASS,

@@ -25,10 +25,10 @@ from typing import Any, NoReturn
 from flatout.ground.script.main import after_import, run_as_main, show_error
 from flatout.measure.arms.arm import Arm
 from flatout.measure.evidence_file import save_evidence
-from flatout.measure.ranks.agreement import keep_attempts_apart
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.lineage import ARM_FAILED, END, FAILED_ARM, NOT_WRITTEN, is_orphan
 from flatout.measure.run.observer import Observer, ObserverOptions
+from flatout.measure.run.ranks.agreement import keep_attempts_apart
 
 UNWIND_S = 20.0
 MOST_SWALLOWED = 3

@@ -13,8 +13,8 @@ import pytest
 
 from flatout.ground.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
 from flatout.measure.evidence_file import load_evidence, save_evidence
-from flatout.measure.ranks import agreement
 from flatout.measure.run import launch
+from flatout.measure.run.ranks import agreement
 from tests.support import doctor as builders
 from tests.support.measure import BY_HAND, diagnose, write_script
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from flatout.measure.ranks.unsynchronised import propose
+from flatout.measure.run.ranks.unsynchronised import propose
 
 ANY = cast(Any, None)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as distributed
 
-from flatout.measure.ranks.network import all_ready, bus_bandwidth, link_speed, measure_network
+from flatout.measure.run.ranks.network import all_ready, bus_bandwidth, link_speed, measure_network
 
 
 def test_bandwidth_is_the_slope_without_the_latency() -> None:

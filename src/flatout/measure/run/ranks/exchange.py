@@ -30,8 +30,8 @@ from flatout.ground.errors import EvidenceUnreadable
 from flatout.ground.torchrun import read_launch
 from flatout.measure.evidence import Evidence, Rank
 from flatout.measure.evidence_file import decode_evidence
-from flatout.measure.ranks.agreement import ATTEMPT
-from flatout.measure.ranks.merging import merge, rank_summary, slowest_of
+from flatout.measure.run.ranks.agreement import ATTEMPT
+from flatout.measure.run.ranks.merging import merge, rank_summary, slowest_of
 
 MARK = "reader.json"
 SUMMARY, WHOLE = ".json", ".whole"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch.distributed as distributed
 
-from flatout.measure.ranks import exchange
-from flatout.measure.ranks.exchange import MARK, Exchange
+from flatout.measure.run.ranks import exchange
+from flatout.measure.run.ranks.exchange import MARK, Exchange
 from tests.support.doctor import evidence_of_rank
 
 FAST, SLOW = (evidence_of_rank(rank, own_s=1.0 + rank, waiting_s=3.0 - rank) for rank in (0, 1))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flatout.ground.codec import encode
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Network
-from flatout.measure.ranks.merging import merge, rank_summary, slowest_of
+from flatout.measure.run.ranks.merging import merge, rank_summary, slowest_of
 from tests.support import doctor as builders
 from tests.support.doctor import evidence_of_rank
 
