@@ -24,6 +24,7 @@ from flatout.measure.evidence import (
     EpochStart,
     Evidence,
     FetchLine,
+    Garbage,
     Gpu,
     GraphBreak,
     GraphGrowth,
@@ -33,6 +34,7 @@ from flatout.measure.evidence import (
     Kernels,
     Lengths,
     Loader,
+    Losses,
     Memory,
     ModuleCall,
     Network,
@@ -40,12 +42,16 @@ from flatout.measure.evidence import (
     Place,
     Precision,
     Rank,
+    Schedule,
     Site,
     SiteKind,
     Spread,
     StackPath,
     Stacks,
     Step,
+    Threads,
+    Training,
+    Untrained,
     Worker,
 )
 from flatout.testing.rules import EMPTY, JOB
@@ -589,11 +595,16 @@ _LOADER = Loader(
     trains=True,
     collate_s=_BATCH,
     lengths=Lengths(num_samples=320, mean=64.0, max=128, padded_share=0.5, bucketed_share=0.0),
-    calls=(Call(function="numpy.pad", place=_HERE, in_collate=True, calls_per_batch=32.0),),
+    calls=(
+        Call(function="numpy.pad", place=_HERE, in_collate=True, calls_per_batch=32.0),
+        Call(function="torch.tensor of arrays", place=_HERE, in_collate=False, calls_per_batch=32.0),
+    ),
     lines=(FetchLine(place=_HERE, in_collate=False, samples=100),),
 )
 _SPLIT = {"wait": 0.08, "forward": 0.15, "rest": 0.075}
 _METRIC = Place(file="train.py", line=9, function="measure")
+_LOG = Place(file="train.py", line=12, function="report")
+_AVERAGE = Place(file="train.py", line=21, function="average")
 # A job with many faults, so that what follows meets rules that have something to say.
 SICK = dataclasses.replace(
     EMPTY,
@@ -656,7 +667,29 @@ SICK = dataclasses.replace(
     stacks=Stacks(
         num_steps=4,
         samples_by_phase={"rest": 100},
-        paths=(StackPath(phase="rest", places=(_METRIC,), samples=100),),
+        paths=(
+            StackPath(phase="rest", places=(_METRIC,), samples=100),
+            StackPath(phase="rest", places=(_LOG,), samples=60, library="logging"),
+            StackPath(phase="rest", places=(_AVERAGE,), samples=60),
+        ),
+        loops={str(_AVERAGE): (20,)},
+    ),
+    sources={"train.py": {"20": "    for average, weights in zip(averages, model.parameters()):"}},
+    garbage=Garbage(num_steps=10, steps_s=3.0, pauses_s=1.0, num_paused=10, asked_s=1.0, place=_HERE),
+    threads=Threads(num=64, place=_HERE),
+    training=Training(
+        losses=Losses(num=6, num_not_finite=4, place=_HERE),
+        untrained=(Untrained(module="Model", place=_HERE, names=("head.weight",), num=2, num_steps=40),),
+        schedules=(
+            Schedule(
+                name="CosineAnnealingLR",
+                argument="T_max",
+                place=_HERE,
+                horizon=3,
+                num_steps=40,
+                num_optimizer_steps=40,
+            ),
+        ),
     ),
     job=dataclasses.replace(JOB, device="cuda"),
     host=Host(cores=8.0, memory_bytes=2**34),
@@ -677,6 +710,7 @@ SICK = dataclasses.replace(
             wait_s=_BATCH,
             calls=(),
         ),
+        dataclasses.replace(_LOADER, num_workers=1, wait_s=_BATCH, calls=()),
     ),
     sites=(
         *(
@@ -738,8 +772,9 @@ SICK = dataclasses.replace(
             speedup_high=2.2,
             num_blocks=3,
             num_steps=12,
+            value=1.0,
         )
-        for name in _COUNTERFACTUALS
+        for name in (*_COUNTERFACTUALS, "workers", "whole-batches", "threads", "garbage-off")
     ),
     precision=Precision(parameter_dtypes=("float32",), autocast=None, tf32_matmul=False, bf16_supported=True),
 )

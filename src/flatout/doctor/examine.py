@@ -12,6 +12,7 @@ from flatout.doctor.ceilings import OF_LINES, for_the_job
 from flatout.doctor.finding import Finding, Sight
 from flatout.doctor.readings import bound, show_ceiling
 from flatout.doctor.rule import all_rules
+from flatout.doctor.rules.loading.rows_one_by_one_from_memory import explains_rows
 from flatout.doctor.rules.loading.slow_samples import explains_samples
 from flatout.doctor.rules.loops.launch_bound_step import explains_launches
 from flatout.doctor.rules.waits.costly_block import explains
@@ -20,7 +21,7 @@ from flatout.ground.units import UNKNOWN
 from flatout.measure.evidence import Evidence
 
 # Arms that change the step as a whole: two causes that one of them proves have two fixes.
-WHOLE_STEP = ("cached", "half", "workers", "autocast", "tf32", "staged", "trimmed")
+WHOLE_STEP = ("cached", "half", "workers", "whole-batches", "autocast", "tf32", "staged", "trimmed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -74,6 +75,7 @@ def _explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
     return (
         explains(finding, other, evidence)
         or explains_samples(finding, other)
+        or explains_rows(finding, other)
         or explains_launches(finding, other)
     )
 

@@ -6,17 +6,21 @@ two creations, and gets one finding.
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from flatout.doctor.ceilings import KNOCKED_OUT, MOST, arm_at, holds, share_of
+from flatout.doctor.ceilings import KNOCKED_OUT, MOST, arm_at, holds, host_is_hidden, share_of
 from flatout.doctor.readings import phase_means, phase_shares
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure import PHASES
-from flatout.measure.evidence import Evidence, Place, Site, SiteKind
+from flatout.measure.evidence import Evidence, Place, Site, SiteKind, StackPath
 
 FEWEST_LOOKS, FEWEST_STEPS, NUM_RESAMPLES = 100, 3, 1000
 FEWEST_SAMPLES = 5  # looks at a block
+FEWEST_BETWEEN = 20  # looks at the time between the phases
 # Fetching samples one by one is what a dataset is for; its cost belongs to the rules of the loader.
 _FETCHING = ("__getitem__", "__getitems__", "__iter__", "__next__")
 
@@ -181,6 +185,44 @@ def timing(evidence: Evidence, line: CodeLine) -> str:
         return words
     low, high = (show_share(end) for end in interval)
     return f"{words}; over {len(line.steps_s)} such steps {low} to {high} of an ordinary one"
+
+
+def at_least(found: int, looks: int) -> float:
+    """The lower end of the 95 % interval (Wilson's) of a share that was `found` in some `looks`."""
+    z, share = 1.96, found / looks
+    spread = z * math.sqrt(share * (1 - share) / looks + (z / looks / 2) ** 2)
+    return (share + z**2 / looks / 2 - spread) / (1 + z**2 / looks)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BetweenPhases:
+    """What the training thread was found doing outside the model, the backward pass and the optimizer."""
+
+    place: Place
+    samples: int
+    looks: int  # at the time between the phases
+    share: float  # of the step
+
+
+def between_phases(
+    evidence: Evidence, block_of: Callable[[StackPath], Place | None], *, least: float
+) -> list[BetweenPhases]:
+    """Blocks that hold at least `least` of the step between its phases, by the block each path lies in."""
+    stacks, step_s, rest_s = evidence.stacks, evidence.step_s, evidence.phase_s("rest")
+    looks = stacks.samples_by_phase.get("rest", 0) if stacks is not None else 0
+    if stacks is None or not step_s or not rest_s or looks < FEWEST_BETWEEN or host_is_hidden(evidence):
+        return []
+    found: Counter[Place] = Counter()
+    for path in stacks.paths:
+        place = block_of(path) if path.phase == "rest" and path.places else None
+        if place is not None:
+            found[place] += path.samples
+    blocks, rest_share = [], min(1.0, rest_s / step_s)
+    for place, samples in found.most_common():
+        share = min(MOST, samples / looks * rest_share)
+        if samples >= FEWEST_SAMPLES and at_least(samples, looks) * rest_share >= least:
+            blocks.append(BetweenPhases(place=place, samples=samples, looks=looks, share=share))
+    return blocks
 
 
 def _fetches(evidence: Evidence, place: Place) -> bool:

@@ -9,12 +9,12 @@ _INTRODUCTION = """# Rules
 A rule reads the evidence of one job and answers with findings: a place, the figures it rests on, a
 ceiling, and a fix. `flatout rules` prints the table, `flatout rules FO301` one entry. The first digit of
 a code says where the time goes: 1 loading, 2 transfers and waits, 3 Python loops, 4 arithmetic, 5 memory,
-6 compilation, 7 ranks, 8 outside the step.
+6 compilation, 7 ranks, 8 outside the step, 9 training itself: what costs no time and is wrong all the same.
 
 The ceiling is what one of the rule's arms measured: steps that ran differently, interleaved with ordinary
 ones. Where no arm could run there is none, and the finding says why; where the arm showed no gain there is
 no finding. Some times are measured where they pass, without an arm: *outside* the steps, at *epoch starts*,
-in *compilation*, and by the GPU's own *kernels*."""
+in *compilation*, in *pauses* of the garbage collector, and by the GPU's own *kernels*."""
 
 
 def markdown() -> str:

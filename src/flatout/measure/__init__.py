@@ -5,7 +5,7 @@ run/                      the job in a child process, its steps, the plan of a d
 clock, phases             time per phase of a step, on the host's clock and on the GPU's
 loading/                  the data path: waits, workers, collates, ragged samples
 lines/                    which lines of the user's code create, read, copy, keep and call
-compilation               what torch.compile does, from dynamo's own records
+process/                  beside the steps: compilation, garbage, threads, how training itself goes
 device/                   kernels and operators, recorded by torch's profiler
 batches                   a batch as a structure: walked, served again, cut in half
 statistics                speed-ups with their uncertainty, from interleaved blocks

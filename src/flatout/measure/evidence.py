@@ -309,6 +309,7 @@ class StackPath:
     phase: str
     places: tuple[Place, ...]
     samples: int
+    library: str | None = None  # the package that the innermost of them calls: "tqdm", "torch/nn/modules"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -411,6 +412,67 @@ class Compilation:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Garbage:
+    """Pauses of Python's garbage collector in steps as they are."""
+
+    num_steps: int
+    steps_s: float  # all of them together
+    pauses_s: float  # of that, collecting
+    num_paused: int  # the fewest steps that hold nine tenths of it
+    asked_s: float = 0.0  # of the pauses, by calls of gc.collect
+    place: Place | None = None  # of such a call
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Threads:
+    """Threads that an operator on the CPU uses."""
+
+    num: int
+    place: Place | None = None  # the user's line that says so
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Losses:
+    """Losses of warm-up steps."""
+
+    num: int
+    num_not_finite: int  # in a row, at the end
+    place: Place | None = None  # of the backward call
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Untrained:
+    """Parameters of an optimizer that never got a gradient, by the user's module that holds them."""
+
+    module: str
+    place: Place | None  # of its forward
+    names: tuple[str, ...]  # some of them
+    num: int
+    num_steps: int  # of that optimizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """A schedule of the learning rate that is over after some steps."""
+
+    name: str
+    argument: str  # that says after how many
+    place: Place | None
+    horizon: int
+    num_steps: int  # of the schedule, so far
+    num_optimizer_steps: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """What training itself showed on the way."""
+
+    losses: Losses
+    untrained: tuple[Untrained, ...] = ()
+    schedules: tuple[Schedule, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
     """Number formats the job computes in."""
 
@@ -474,6 +536,9 @@ class Evidence:
     counterfactuals: tuple[Counterfactual, ...] = ()
     arms_not_run: tuple[ArmNotRun, ...] = ()
     compilation: Compilation | None = None  # None: nothing was compiled
+    garbage: Garbage | None = None  # None: nothing was collected
+    threads: Threads | None = None
+    training: Training | None = None
     precision: Precision | None = None
     ranks: tuple[Rank, ...] = ()
     sources: dict[str, dict[str, str]] = field(default_factory=dict)  # file -> line number -> text

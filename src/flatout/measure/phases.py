@@ -30,7 +30,7 @@ def install_phases(observer: Observer, patches: Patches) -> None:
     observers = type(observer)
     keep_out_of_graphs(Clock.enter, Clock.leave, DeviceMarks.mark, ModuleCalls.note, _outside_optimizer)
     keep_out_of_graphs(observers.adopt_thread, observers.after_model_call, observers.note_optimizer)
-    keep_out_of_graphs(observers.mark)
+    keep_out_of_graphs(observers.mark, type(observer.process.training).note_loss)
     _patch_modules(observer, patches)
     _patch_backward(observer, patches)
     _patch_optimizers(observer, patches)
@@ -147,6 +147,7 @@ def _patch_backward(observer: Observer, patches: Patches) -> None:
                 if observer.marks is not None:
                     observer.marks.mark(REST)
             if marks_step:
+                observer.process.training.note_loss(args[0] if args else kwargs.get("tensors"))
                 observer.num_backwards += 1
                 if not in_tensor_backward:
                     observer.after_model_call((BACKWARD_CALL, 0), "backward")

@@ -67,6 +67,7 @@ class UserCode:
         self._kinds: dict[int, tuple[int, CodeType]] = {}
         self._places: dict[tuple[int, int], Place] = {}
         self._vias: dict[tuple[int, int], str] = {}
+        self._packages: dict[int, tuple[str, CodeType]] = {}
         self._skip_callers(sys._getframe(1))
 
     def place(self, frame: FrameType | None) -> tuple[Place | None, str | None]:
@@ -101,6 +102,14 @@ class UserCode:
         """Whether `code` is a library's that the user calls by name; plumbing and our own is not."""
         known = self._kinds.get(id(code))
         return (known[0] if known is not None else self._judge(code)) == _LIBRARY
+
+    def package(self, code: CodeType) -> str:
+        """The folders of a library's file, from its package on: `tqdm`, `torch/utils/tensorboard`."""
+        known = self._packages.get(id(code))
+        if known is None:
+            path = self._shortened(self.absolute(code.co_filename))
+            known = self._packages[id(code)] = (path.rpartition("/")[0] or path.removesuffix(".py"), code)
+        return known[0]
 
     def place_in(self, code: CodeType, *, line: int | None = None) -> Place:
         """A line of `code` as a Place; its first line by default."""

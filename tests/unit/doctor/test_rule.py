@@ -75,6 +75,6 @@ def test_an_unknown_rule_is_refused_with_the_known_ones():
 
 
 def test_every_rule_of_time_names_what_proves_it():
-    """A retained graph costs memory; graph breaks and stragglers are told by counts and shares."""
-    without = {rule.name for rule in all_rules() if not rule.arms}
+    """A retained graph costs memory, FO9xx nothing; graph breaks and stragglers are told by counts."""
+    without = {rule.name for rule in all_rules() if not rule.arms and not rule.code.startswith("FO9")}
     assert without == {"graph-retained-across-steps", "graph-breaks", "straggler-rank", "slow-network"}

@@ -62,6 +62,9 @@ def test_the_built_document_fills_every_field_that_may_be_empty() -> None:
         network=builders.SICK.network,
         operator_calls=(OperatorCalls(caller="AdamW.step", place=None, calls_per_step=9.0),),
         compilation=Compilation(functions=(), breaks=(), num_steps=9, steps_s=0.5),
+        garbage=builders.SICK.garbage,
+        threads=builders.SICK.threads,
+        training=builders.SICK.training,
     )
     empty = [field.name for field in dataclasses.fields(made) if not getattr(made, field.name)]
     assert empty == []

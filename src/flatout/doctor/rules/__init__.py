@@ -7,4 +7,5 @@
 5   memory/       what is kept alive
 7   ranks/        several processes that train together
 8   outside/      what happens between the steps
+9   training/     what is wrong with training itself
 """

@@ -8,6 +8,8 @@ reads_free        values read back from the GPU answered from memory
 precision         autocast and TF32 products
 batched_call      a module that is called with single rows, called once
 recurrence        a loop over a recurrent cell as one layer
+threads           operators on the CPU with fewer threads
+garbage_off       no garbage collection
 
 call_results      what is computed from the results of a call, and results that stand in
 """

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flatout.measure.clock import Clock
     from flatout.measure.loading.loaders import LoaderWatch
     from flatout.measure.patches import Patches
+    from flatout.measure.process.watch import ProcessWatch
     from flatout.measure.user_code import UserCode
 
 REAL = "real"  # the label of steps as they are
@@ -87,6 +88,7 @@ class ArmContext:
     outermost_types: frozenset[type]  # of the modules that the step calls
     seconds_left: float
     batch_statements: BatchStatements
+    process: ProcessWatch
 
 
 Propose = Callable[[ArmContext], Iterable[Arm]]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from flatout.measure.arms import batched_call, precision, reads_free, recurrence
+from flatout.measure.arms import batched_call, garbage_off, precision, reads_free, recurrence, threads
 from flatout.measure.arms.arm import Propose
-from flatout.measure.arms.batches import kept_batches, staged, trimmed, workers
+from flatout.measure.arms.batches import kept_batches, staged, trimmed, whole_batches, workers
 from flatout.measure.arms.knock_out import function_blocks, leave_out
 
 PROPOSERS: tuple[Propose, ...] = (
@@ -16,6 +16,9 @@ PROPOSERS: tuple[Propose, ...] = (
     staged.propose,
     trimmed.propose,
     workers.propose,
+    whole_batches.propose,
     batched_call.propose,
     recurrence.propose,
+    threads.propose,
+    garbage_off.propose,
 )

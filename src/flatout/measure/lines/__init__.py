@@ -1,5 +1,6 @@
 """Lines of the user's code, and what each does.
 
+array_lists      tensors that are made from lists of NumPy arrays
 call_sites       tensor creations, row accesses, waits for the GPU, copies, recurrent cells
 module_calls     outermost model calls: how many a step makes, with how many rows each
 stacks           the lines the training thread is found in, by looking at its stack

@@ -28,6 +28,7 @@ from torch.overrides import TorchFunctionMode
 from flatout.measure import PHASES
 from flatout.measure.clock import REST, Clock, now
 from flatout.measure.evidence import OperatorCalls, Place, Site, SiteKind
+from flatout.measure.lines.array_lists import OF_ARRAYS, of_arrays
 from flatout.measure.user_code import UserCode
 
 CREATE = {
@@ -122,6 +123,7 @@ class CallSites(TorchFunctionMode):
         kind = KINDS.get(name)
         if kind is not None:
             kind = _refine(kind, name, args)
+            name += OF_ARRAYS if of_arrays(name, args) else ""
         site = self._site(kind, name, args, result) if kind is not None else None
         if not self.attributing:
             if name not in NO_WORK:

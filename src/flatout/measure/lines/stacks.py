@@ -37,7 +37,8 @@ DEEPEST = 12  # of the user's lines on a stack, from the outermost
 MOST_PATHS = 200
 FEWEST_STEPS = 4  # to know what is usual
 
-Found = Counter[tuple[int, tuple[Place, ...]]]  # by region and the user's lines
+# by region, the user's lines, and the library that the innermost of them calls
+Found = Counter[tuple[int, tuple[Place, ...], str | None]]
 
 
 def typical_steps(steps_s: Sequence[float]) -> list[int]:
@@ -92,11 +93,11 @@ class StackSampler:
         usual = [self._steps[number] for number in typical_steps(steps_s)] or self._steps
         found = functools.reduce(operator.add, usual)
         by_phase: Counter[str] = Counter()
-        for (region, _), num in found.items():
+        for (region, _, _), num in found.items():
             by_phase[PHASES[region]] += num
         paths = tuple(
-            StackPath(phase=PHASES[region], places=places, samples=num)
-            for (region, places), num in found.most_common(MOST_PATHS)
+            StackPath(phase=PHASES[region], places=places, samples=num, library=library)
+            for (region, places, library), num in found.most_common(MOST_PATHS)
         )
         places = dict.fromkeys(place for path in paths for place in path.places)
         loops = {str(place): self._user_code.loops_around(place) for place in places}
@@ -124,9 +125,11 @@ class StackSampler:
     def _look(self, region: int, frame: FrameType | None, found: Found) -> None:
         if frame is None or region == EXCLUDED:
             return
-        places = [
-            self._user_code.place_in(code, line=line)
-            for code, line in stack_lines(frame)
-            if self._user_code.is_user(code)
-        ]
-        found[region, tuple(places[::-1][:DEEPEST])] += 1
+        places: list[Place] = []
+        library: str | None = None
+        for code, line in stack_lines(frame):
+            if self._user_code.is_user(code):
+                places.append(self._user_code.place_in(code, line=line))
+            elif not places and self._user_code.is_library(code):
+                library = self._user_code.package(code)
+        found[region, tuple(places[::-1][:DEEPEST]), library if places else None] += 1

@@ -19,6 +19,8 @@ GLUE = {
     "repeat", "cat", "concat", "tensor", "as_tensor", "from_numpy", "array", "insert",
 }  # fmt: skip
 
+MODE = "__torch_function__"
+
 
 class CallProfile:
     """Counts calls of NumPy and torch made directly by lines of the user's code."""
@@ -29,17 +31,24 @@ class CallProfile:
         self.in_collate = False
         self._libraries: dict[CodeType, str | None] = {}
         self._running = False
+        self._mode: Any = None
 
     def start(self) -> None:
         """Does nothing beside a profiler of the job's own: cProfile could not be put back."""
+        from flatout.measure.lines.array_lists import ArrayLists
+
         self._running = sys.getprofile() is None
         if self._running:
+            self._mode = ArrayLists(lambda function: self._count(function, sys._getframe(1)))
+            self._mode.__enter__()
             sys.setprofile(self._event)
 
     def stop(self) -> None:
         if self._running:
             sys.setprofile(None)
             self._running = False
+            if self._mode is not None:
+                self._mode.__exit__(None, None, None)
 
     def calls(self) -> tuple[Call, ...]:
         return tuple(
@@ -48,6 +57,8 @@ class CallProfile:
         )
 
     def _event(self, frame: FrameType, event: str, argument: Any) -> None:
+        if frame.f_code.co_name == MODE:
+            return  # a mode calls what the user's line called
         if event == "c_call":
             name = getattr(argument, "__name__", "")
             if name in GLUE:

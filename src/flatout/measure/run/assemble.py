@@ -94,9 +94,7 @@ class Assembly:
             episodes=episodes,
             counterfactuals=counterfactuals,
             arms_not_run=observer.arms_not_run(each.label for each in counterfactuals),
-            compilation=observer.compilation.evidence(
-                steps_s=sum(row.host_s for row in observer.rows if row.arm == "real")
-            ),
+            **observer.process.evidence(real_s=sum(row.host_s for row in observer.rows if row.arm == REAL)),
             precision=_precision(observer, [call.autocast for call in modules]),
             missing=tuple(_missing(observer)),
         )
@@ -271,10 +269,19 @@ def _places(evidence: Evidence) -> list[Place | None]:
     if evidence.compilation is not None:
         places += [function.place for function in evidence.compilation.functions]
         places += [found.place for found in evidence.compilation.breaks]
+    if evidence.garbage is not None:
+        places.append(evidence.garbage.place)
+    if evidence.threads is not None:
+        places.append(evidence.threads.place)
+    if evidence.training is not None:
+        places.append(evidence.training.losses.place)
+        places += [untrained.place for untrained in evidence.training.untrained]
+        places += [schedule.place for schedule in evidence.training.schedules]
     for loader in evidence.loaders:
         places += [loader.place, loader.collate_place, *(call.place for call in loader.calls)]
     if evidence.stacks is not None:
         places += [place for path in evidence.stacks.paths[:MOST_SHOWN_PATHS] for place in path.places]
+        places += _loop_headers(evidence.stacks)
     places += [place for episode in evidence.episodes for place in (episode.place, episode.inside)]
     if evidence.memory is not None:
         for growth in evidence.memory.growth:
@@ -283,6 +290,12 @@ def _places(evidence: Evidence) -> list[Place | None]:
     for found in evidence.counterfactuals:
         places += _lines(found)
     return places
+
+
+def _loop_headers(stacks: Stacks) -> list[Place | None]:
+    """The first lines of the loops that the training thread was found in."""
+    lines = {place: stacks.loops.get(str(place), ()) for path in stacks.paths for place in path.places}
+    return [replace(place, line=line) for place, headers in lines.items() for line in headers]
 
 
 def _lines(found: Counterfactual) -> list[Place | None]:

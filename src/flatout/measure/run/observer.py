@@ -18,13 +18,13 @@ from flatout.measure.arms.batches.batch_statements import BatchStatements
 from flatout.measure.arms.knock_out.leave_out import LeaveOut
 from flatout.measure.arms.proposers import PROPOSERS
 from flatout.measure.clock import Clock, DeviceMarks, ident, phases_s
-from flatout.measure.compilation import CompilationWatch
 from flatout.measure.evidence import INSTRUMENTS, ArmNotRun, Counterfactual
 from flatout.measure.lines.lookout import Lookout
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.loading.workers import CORES
 from flatout.measure.patches import Patches
 from flatout.measure.phases import install_phases, install_transfers, narrow_modules
+from flatout.measure.process.watch import ProcessWatch
 from flatout.measure.run import steps
 from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks import unsynchronised
@@ -97,7 +97,7 @@ class Observer:
         self.tools = Passes(self.user_code, self.clock)
         self.left_out = LeaveOut(self.user_code)
         self.batch_statements = BatchStatements(self.user_code, self.loaders)
-        self.compilation = CompilationWatch(self.user_code)
+        self.process = ProcessWatch(self.clock, self.user_code)
         self.watchdog = Watchdog()
         self.deadline_s = time.monotonic() + options.seconds
         self.optimizer: Any = None
@@ -142,6 +142,7 @@ class Observer:
         """Watch torch, which this imports."""
         install_phases(self, self.patches)
         self.loaders.install(self.patches)
+        self.process.install(self.patches)
         self.lookout.start()
         self.patches.on_undo(self.lookout.stop)
         steps.listen(lambda: self.mark((EXPLICIT, 0), "flatout.step"))
@@ -185,6 +186,7 @@ class Observer:
         if self.optimizer is not optimizer:
             self.optimizer = optimizer
             self.optimizers.add(optimizer)
+        self.process.training.note_optimizer(optimizer)
         self.loaders.num_steps += 1
 
     def after_model_call(self, key: Key, name: str) -> None:
@@ -222,7 +224,7 @@ class Observer:
         totals = self.clock.take()
         marks = self.marks.take() if self.marks is not None else []
         block = self.block_number
-        self.compilation.step_end(self.arm)
+        self.process.step_end(self.arm)
         if self.begun:
             self._note_row(totals, marks)
             self._advance()
@@ -232,6 +234,7 @@ class Observer:
         self._counts = (self.loaders.num_batches, self.num_forwards, self.num_backwards)
         self.loaders.forget_step()
         self._find_device()
+        self.process.garbage.forget_step()
         self.clock.take()  # what this took belongs to no step
         if self.marks is not None:
             self.marks.detailed = self.position < DETAILED_STEPS
@@ -435,6 +438,7 @@ class Observer:
             outermost_types=frozenset(self.outermost_types),
             seconds_left=self.seconds_left,
             batch_statements=self.batch_statements,
+            process=self.process,
         )
 
     def _propose(self, proposers: Iterable[Propose]) -> Iterable[Arm]:

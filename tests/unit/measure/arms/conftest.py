@@ -14,6 +14,7 @@ from flatout.measure.clock import Clock
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.loading.workers import LOG
 from flatout.measure.patches import Patches
+from flatout.measure.process.watch import ProcessWatch
 from flatout.measure.user_code import UserCode
 
 MakeContext = Callable[..., ArmContext]
@@ -92,6 +93,7 @@ def context(watch: LoaderWatch) -> Iterator[MakeContext]:
         "num_backwards": lambda: 0,
         "outermost_types": frozenset(),
         "seconds_left": 60.0,
+        "process": ProcessWatch(watch.clock, watch.user_code),
     }
     yield lambda **changes: ArmContext(**{**found, **changes})
     patches.undo()

@@ -12,7 +12,8 @@ Evidence
 The wait is at least 10 % of the step, the loader has workers, or each process less than two cores, or workers
 were tried in vain, and steps on cached batches, or with more workers, are faster with the whole 95 % interval
 above 1.05×. A collate that
-explains the time is a finding of its own and this one is left out. The ceiling is measured: steps with
+explains the time is a finding of its own and this one is left out, and so is a loader that fewer workers make
+faster. The ceiling is measured: steps with
 another number of workers where that was tried and helps, else steps on cached batches, which cost the loader
 nothing; it is no more than the wait that was seen. The workers' own stacks name the lines in which they make
 a batch, and their time on a core tells work from waiting.
@@ -48,6 +49,7 @@ from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at, wait_share
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.doctor.rules.loading import concatenating_collate
+from flatout.doctor.rules.loading.too_many_workers import fewer_workers
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Counterfactual, Evidence, Loader
 
@@ -63,7 +65,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         if not loader.trains or share is None or share < LEAST_WAIT_SHARE or not _is_ours(loader, evidence):
             continue
         cached, workers = evidence.counterfactual("cached"), arm_at(evidence, "workers", loader.place)
-        if not (_gains(cached) or _gains(workers)):
+        if not (_gains(cached) or _gains(workers)) or fewer_workers(evidence, loader) is not None:
             continue
         if not concatenating_collate.detect(replace(evidence, loaders=(loader,))):
             findings += _finding(evidence, loader, share=share, cached=cached, workers=workers)

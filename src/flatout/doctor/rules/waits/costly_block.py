@@ -32,7 +32,6 @@ Lossy: what the line does is yours, and doing it less often changes what it does
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -48,6 +47,7 @@ from flatout.doctor.ceilings import (
     prove,
 )
 from flatout.doctor.finding import Ceiling, Finding
+from flatout.doctor.lines import at_least
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Counterfactual, Evidence, Place, StackPath, Stacks
@@ -114,13 +114,6 @@ def _between_phases(evidence: Evidence) -> list[Finding]:
         if pays:
             findings.append(_finding(block, share=share, step_s=step_s, num=samples, proof=proof))
     return findings
-
-
-def at_least(found: int, looks: int) -> float:
-    """The lower end of the 95 % interval (Wilson's) of a share that was `found` in some `looks`."""
-    z, share = 1.96, found / looks
-    spread = z * math.sqrt(share * (1 - share) / looks + (z / looks / 2) ** 2)
-    return (share + z**2 / looks / 2 - spread) / (1 + z**2 / looks)
 
 
 def _proof(block: HeavyBlock, evidence: Evidence) -> Proof:

@@ -4,7 +4,8 @@ kept_batches      batches served again, whole or halved
 batch_statements  the same for batches that the training loop makes itself, without a DataLoader
 staged            batches in page-locked memory, or on the GPU already
 trimmed           batches without needless padding
-workers           the training loader with another number of workers
+workers           the training loader with another number of workers, or none
+whole_batches     samples taken from the dataset all at once
 
 served_batches    the batches of a cached block, changed for one block
 """

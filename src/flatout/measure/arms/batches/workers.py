@@ -6,7 +6,9 @@ from it, and a few steps would only see what lies in the queue.  So batches are 
 workers can go on for ever: at the pace at which they made batches when asked without a pause, and at
 which the cores can do the work of the workers and of the training process together.
 
-Workers that wait for storage leave their core to others, so more of them than cores may pay off.
+Workers that wait for storage leave their core to others, so more of them than cores may pay off.  Where a
+batch takes less to make than is waited for it, sending it between processes is what takes the time: then the
+training process makes it itself, without workers.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ from flatout.measure.arms.arm import Arm, ArmContext
 from flatout.measure.clock import now
 from flatout.measure.evidence import Place
 from flatout.measure.loading.loaders import LoaderWatch
+from flatout.measure.loading.workers import LOG
 
 STREAM = "a stream cannot be read by other workers"
 LEAST_SHARE = 0.05  # of the step, waiting
@@ -89,7 +92,7 @@ class Workers(Arm):
         if os.getpid() != self._pid:
             return  # in a fork of the job, where letting go of the iterator would end the job's workers
         iterator, self._iterator = self._iterator, None
-        if iterator is not None:
+        if iterator is not None and self._num_workers:
             iterator._shutdown_workers()
 
     def _start(self) -> None:
@@ -100,9 +103,10 @@ class Workers(Arm):
             return
         self._loaders.unwatched = True
         try:
-            with _random_numbers_kept():
+            with random_numbers_kept():
                 self._iterator = iter(_with_workers(loader, self._num_workers))
-                self._find_pace()
+                if self._num_workers:
+                    self._find_pace()
         except Exception as error:  # noqa: BLE001 - the dataset's own, in another process
             reason = str(error).strip().splitlines()
             self.refusal = f"the workers did not start: {reason[-1] if reason else type(error).__name__}"
@@ -124,6 +128,8 @@ class Workers(Arm):
         times = getattr(self._iterator, "_flatout_times", None)
         if times is not None:
             self._cpu_s.append(times.cpu_s)
+        if not self._num_workers:
+            LOG.take()  # made in this process, and not by the job's loader
         return batch
 
     def _next(self) -> Any | None:
@@ -139,13 +145,15 @@ class Workers(Arm):
 
 
 class Again:
-    """Batches of indices, over and over."""
+    """Batches of indices of a loader's own sampler, over and over."""
 
-    def __init__(self, indices: Iterable[Any]) -> None:
-        self._indices = list(indices)
+    def __init__(self, loader: Any) -> None:
+        sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        own = copy.deepcopy(sampler, {id(loader.dataset): loader.dataset})
+        self.batches = list(itertools.islice(own, MOST_INDICES))
 
     def __iter__(self) -> Iterator[Any]:
-        return itertools.cycle(self._indices)
+        return itertools.cycle(self.batches)
 
 
 def _with_workers(loader: Any, num_workers: int) -> Any:
@@ -155,31 +163,31 @@ def _with_workers(loader: Any, num_workers: int) -> Any:
 
     if isinstance(loader.dataset, IterableDataset):
         raise ValueError(STREAM)
+    again = Again(loader)
     in_batches = loader.batch_sampler is not None
-    sampler = copy.deepcopy(
-        loader.batch_sampler if in_batches else loader.sampler, {id(loader.dataset): loader.dataset}
-    )
-    again = Again(itertools.islice(sampler, MOST_INDICES))
     options: dict[str, Any] = (
         {"batch_sampler": again} if in_batches else {"sampler": again, "batch_size": None}
     )
+    if num_workers:
+        options |= {
+            "timeout": loader.timeout or LONGEST_S,
+            "worker_init_fn": loader.worker_init_fn,
+            "multiprocessing_context": loader.multiprocessing_context,
+            "prefetch_factor": loader.prefetch_factor,
+            "persistent_workers": True,
+        }
     return DataLoader(
         loader.dataset,
         num_workers=num_workers,
         collate_fn=loader.collate_fn,
         pin_memory=loader.pin_memory,
-        timeout=loader.timeout or LONGEST_S,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
         generator=torch.Generator(),
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=True,
         **options,
     )
 
 
 @contextlib.contextmanager
-def _random_numbers_kept() -> Iterator[None]:
+def random_numbers_kept() -> Iterator[None]:
     """The job draws the numbers it would have drawn."""
     import torch
 
@@ -205,7 +213,10 @@ def propose(context: ArmContext) -> Iterable[Arm]:
     share = wait_s / context.step_s
     if share < LEAST_SHARE and not (cores and present > cores):
         return
-    batch_s = sum(times.fetch_s + times.collate_s for times, _ in record.made) / len(record.made)
+    # without what it waited for a core, which fewer workers would leave it
+    batch_s = sum(
+        min(times.fetch_s + times.collate_s, times.cpu_s + times.blocked_s) for times, _ in record.made
+    ) / len(record.made)
     blocked_s = sum(times.blocked_s for times, _ in record.made) / len(record.made)
     started_s = max((epoch.iter_s + epoch.first_wait_s for epoch in record.epochs), default=0.0)
     for num_workers in worker_counts(
@@ -213,6 +224,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
         batch_s=batch_s,
         blocked_s=blocked_s,
         step_s=context.step_s - wait_s,
+        wait_s=wait_s,
         cores=cores,
     ):
         arm = Workers(
@@ -237,17 +249,19 @@ def read_cores() -> float | None:
 
 
 def worker_counts(
-    *, present: int, batch_s: float, blocked_s: float, step_s: float, cores: float | None
+    *, present: int, batch_s: float, blocked_s: float, step_s: float, wait_s: float, cores: float | None
 ) -> tuple[int, ...]:
     """Numbers of workers to try, at most three.
 
     A batch takes a worker `batch_s`, of which it is blocked for `blocked_s`; a step without its loader takes
-    `step_s`.
+    `step_s`, and waits `wait_s` for it.
     """
     whole = max(1, math.floor(cores or 1))
     most = MOST_PER_CORE * whole if blocked_s > BLOCKED * batch_s else whole
     wanted = math.ceil(batch_s / step_s) if step_s > 0 else most
     tried = {min(most, max(1, wanted)), most}
-    if present and wanted > present:
+    if present and batch_s < wait_s:
+        tried = {0, min(most, max(1, wanted))}
+    elif present and wanted > present:
         tried.add(min(most, 2 * present))
     return tuple(sorted(tried - {present}))

@@ -16,7 +16,7 @@ from flatout.measure.arms.batches import workers
 from flatout.measure.arms.batches.workers import Workers, propose, worker_counts
 from flatout.measure.evidence import EpochStart
 from flatout.measure.loading.loaders import LoaderWatch
-from flatout.measure.loading.workers import BatchTimes
+from flatout.measure.loading.workers import LOG, BatchTimes
 
 Keep = Callable[..., Iterator[Any]]
 Block = Callable[[Arm], None]
@@ -106,6 +106,20 @@ def test_batches_are_handed_out_at_the_pace_of_the_workers(
     arm.close()
 
 
+def test_without_workers_batches_are_made_here_by_the_jobs_sampler(
+    watch: LoaderWatch, begin: Block, end: Block, keep: Keep
+) -> None:
+    batches = keep(DataLoader(Slow(), batch_size=4, shuffle=True))
+    arm, before = make(watch, num_workers=0), states()
+    begin(arm)
+    assert arm.refusal is None and states() == before
+    assert not next(batches)[1].any() and LOG.times == BatchTimes()
+    arm.step_end()
+    end(arm)
+    arm.close()
+    assert watch.stand_in is None
+
+
 @pytest.mark.parametrize(
     ("data", "reason"),
     [(Slow(fails=True), "no such file"), (Stream(), "a stream cannot be read")],
@@ -145,6 +159,10 @@ def test_a_worker_that_fails_later_leaves_the_step_to_the_jobs_loader(
         ({"present": 8, "batch_s": 0.120, "blocked_s": 0.001, "step_s": 0.040, "cores": 2.0}, (2,)),
         ({"present": 16, "batch_s": 0.030, "blocked_s": 0.001, "step_s": 0.020, "cores": 16.0}, (2,)),
         ({"present": 2, "batch_s": 0.030, "blocked_s": 0.001, "step_s": 0.020, "cores": 2.0}, ()),
+        (
+            {"present": 4, "batch_s": 0.001, "blocked_s": 0, "step_s": 0.004, "wait_s": 0.003, "cores": 8.0},
+            (0, 1),
+        ),
     ],
     ids=[
         "as many as needed",
@@ -153,10 +171,11 @@ def test_a_worker_that_fails_later_leaves_the_step_to_the_jobs_loader(
         "waiting for cores",
         "fewer",
         "right",
+        "sending takes longer than making",
     ],
 )
 def test_numbers_of_workers_to_try(facts: dict[str, Any], expected: tuple[int, ...]) -> None:
-    assert worker_counts(**facts) == expected
+    assert worker_counts(**{"wait_s": 0.0, **facts}) == expected
 
 
 def test_a_step_that_waits_for_its_loader_is_proposed(

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.measure.compilation import CompilationWatch
 from flatout.measure.evidence import CompiledFunction
+from flatout.measure.process.compilation import CompilationWatch
 from flatout.measure.user_code import UserCode
 from tests.support.measure import line_of
 

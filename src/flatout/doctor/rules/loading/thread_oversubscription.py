@@ -1,0 +1,58 @@
+"""FO109 thread-oversubscription
+
+What it does
+Finds operators on the CPU that are divided among more threads than the job may use cores. torch takes as
+many as the machine has, also in a container that may use two of them, and in each of several processes.
+
+Why it costs
+An operator is done when its last thread is. Threads without a core wait for one, and those that are done
+spin meanwhile and keep it from them. Ten times the time was reported for small operators.
+
+Evidence
+The number of threads is above the number of cores, and steps with fewer threads are faster with the whole 95
+% interval above 1.05×. That measures the ceiling.
+
+Fix
+Set the number before torch is imported, or in the script:
+
+```python
+torch.set_num_threads(2)        # or OMP_NUM_THREADS=2 in the environment
+```
+
+`flatout tune` tries it as the treatment `threads`. Loader workers use one thread each by themselves;
+libraries with threads of their own (OpenCV, BLAS) need their own setting there.
+
+Fix safety
+Reordered: sums are divided otherwise among threads, so that results differ by rounding.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_ratio, show_seconds
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+ARMS = ("threads",)
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    threads, cores = evidence.threads, evidence.host.cores
+    fewer = evidence.counterfactual(ARMS[0])
+    if threads is None or not cores or threads.num <= cores or fewer is None:
+        return []
+    if fewer.speedup_low <= RESOLVABLE_SPEEDUP or not isinstance(fewer.value, float):
+        return []
+    beside = f"{show_seconds(fewer.step_s)} instead of {show_seconds(fewer.baseline_step_s)}"
+    return RULE.proven(
+        evidence,
+        threads.place,
+        f"operators use {threads.num} threads on {cores:g} cores",
+        arms=ARMS,
+        figures=(f"with {fewer.value:g} the step takes {beside}: {show_ratio(fewer.speedup)}",),
+        share=1 - 1 / fewer.speedup,
+        fix=f"call torch.set_num_threads({fewer.value:g}), or set OMP_NUM_THREADS={fewer.value:g}",
+        safety="reordered",
+    )

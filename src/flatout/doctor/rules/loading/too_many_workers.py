@@ -1,0 +1,74 @@
+"""FO107 too-many-workers
+
+What it does
+Finds a training loader that is faster with fewer workers, or with none. More is not always better: 16
+workers took twice as long as one in a public report.
+
+Why it costs
+Workers that compute share the cores with the training process, and with each other: beyond the number of
+cores they only take turns. Samples that are quick to make cost more to send between processes than to make.
+Each worker also holds a copy of whatever the dataset changes, and takes its time to start.
+
+Evidence
+Steps whose batches come from fewer workers, or from the training process itself, are faster with the whole
+95 % interval above 1.05×, and more so than steps with more workers. Fewer are tried where the step waits for
+its loader, or where the job has more workers than cores.
+
+Fix
+Take the number that the finding names:
+
+```python
+loader = DataLoader(dataset, batch_size=64, num_workers=1, persistent_workers=True)
+```
+
+Fix safety
+Exact: the same samples in the same order. Random numbers drawn inside the dataset come from other workers'
+generators.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_ratio, show_seconds
+from flatout.measure.evidence import Counterfactual, Evidence, Loader
+
+RULE = title_of(__doc__)
+ARMS = ("workers",)
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    findings: list[Finding] = []
+    for loader in evidence.loaders:
+        fewer = fewer_workers(evidence, loader)
+        if fewer is not None:
+            findings += _finding(evidence, loader, fewer)
+    return findings
+
+
+def fewer_workers(evidence: Evidence, loader: Loader) -> Counterfactual | None:
+    """The steps of fewer workers, where they are the fastest that were tried."""
+    found = arm_at(evidence, ARMS[0], loader.place) if loader.trains else None
+    if found is None or not isinstance(found.value, float) or found.speedup_low <= RESOLVABLE_SPEEDUP:
+        return None
+    return found if found.value < (loader.num_workers or 0) else None
+
+
+def _finding(evidence: Evidence, loader: Loader, fewer: Counterfactual) -> list[Finding]:
+    number = int(fewer.value) if isinstance(fewer.value, float) else 0
+    cores = evidence.host.cores
+    beside = f"{show_seconds(fewer.step_s)} instead of {show_seconds(fewer.baseline_step_s)}"
+    figures = [f"with num_workers={number} the step takes {beside}: {show_ratio(fewer.speedup)}"]
+    if cores:
+        figures.append(f"the job may use {cores:g} cores")
+    return RULE.proven(
+        evidence,
+        loader.place,
+        f"{loader.num_workers} workers make the step slower than {number or 'none'} would",
+        arms=ARMS,
+        figures=figures,
+        share=1 - 1 / fewer.speedup,
+        fix=f"give this DataLoader num_workers={number}",
+        safety="exact",
+    )

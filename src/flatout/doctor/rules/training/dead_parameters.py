@@ -1,0 +1,55 @@
+"""FO902 dead-parameters
+
+What it does
+Finds parameters that an optimizer is given and that never get a gradient. The line is the `forward` of the
+module of yours that holds them.
+
+Why it costs
+They are not trained: a layer that `forward` forgot, a branch behind a `detach`, a head that no loss reads.
+They take memory, and in a job of several ranks the exchange of gradients waits for them, or fails.
+
+Evidence
+In none of at least ten steps had they a gradient, though they ask for one (`requires_grad`) and other
+parameters of the same optimizer got theirs. Frozen parameters are not dead. Parameters that are used once in
+many steps, such as an expert that is seldom chosen, had no gradient in the steps that were seen: the finding
+says how many those were.
+
+Fix
+Use them in `forward`, or do not give them to the optimizer:
+
+```python
+for parameter in model.pooler.parameters():
+    parameter.requires_grad_(False)
+```
+
+Fix safety
+Lossy where they begin to train; exact where they are frozen.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence, Untrained
+
+RULE = title_of(__doc__)
+ARMS = ()
+FEWEST_STEPS = 10
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    untrained = evidence.training.untrained if evidence.training is not None else ()
+    return [_finding(each) for each in untrained if each.num_steps >= FEWEST_STEPS and each.num]
+
+
+def _finding(untrained: Untrained) -> Finding:
+    more = f" and {untrained.num - len(untrained.names)} more" if untrained.num > len(untrained.names) else ""
+    return RULE.finding(
+        untrained.place,
+        f"{untrained.num} parameters of {untrained.module} never got a gradient",
+        figures=(f"in {untrained.num_steps} steps: {', '.join(untrained.names)}{more}",),
+        share=None,
+        ceiling=None,
+        fix="use them in forward, or freeze them and leave them out of the optimizer",
+        safety="lossy",
+    )

@@ -1,0 +1,57 @@
+"""FO901 loss-not-finite
+
+What it does
+Finds a loss that is infinite or not a number while the job trains on. The line is the one that calls
+`backward`.
+
+Why it costs
+Every step after it is lost: weights become NaN with the first such gradient, and stay so. A job may run for
+days like that, at full speed.
+
+Evidence
+The loss was looked at in the steps of warm-up: it was not finite in at least two of them in a row, up to the
+last, and in at least half of all. A job that scales its loss for 16-bit floats skips such steps by itself
+while it looks for its scale, and is left alone.
+
+Fix
+Find the first operation that makes it, in a short run:
+
+```python
+with torch.autograd.detect_anomaly():
+    loss.backward()
+```
+
+The usual ones are a logarithm or a division of zero, a learning rate that is too high, and a 16-bit softmax
+of a fully masked row.
+
+Fix safety
+Lossy: training becomes another one, which is the point.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+ARMS = ()
+FEWEST = 2
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    losses = evidence.training.losses if evidence.training is not None else None
+    scaled = evidence.precision is not None and evidence.precision.autocast == "float16"
+    if losses is None or scaled or losses.num_not_finite < max(FEWEST, losses.num / 2):
+        return []
+    return [
+        RULE.finding(
+            losses.place,
+            f"the loss was not finite in the last {losses.num_not_finite} steps of warm-up",
+            figures=(f"looked at in {losses.num} steps",),
+            share=None,
+            ceiling=None,
+            fix="find the operation that makes it with torch.autograd.detect_anomaly, in a short run",
+            safety="lossy",
+        )
+    ]

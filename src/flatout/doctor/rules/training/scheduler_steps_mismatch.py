@@ -1,0 +1,69 @@
+"""FO903 scheduler-steps-mismatch
+
+What it does
+Finds a schedule of the learning rate that counts epochs and is stepped in every batch. `CosineAnnealingLR`
+and `PolynomialLR` are over after `T_max` or `total_iters` steps. The line is the one that makes it.
+
+Why it costs
+The learning rate is at its lowest before the first epoch has ended. A cosine then rises and falls again and
+again; a polynomial stays at zero, and nothing is learned from there on.
+
+Evidence
+The schedule was stepped about as often as the optimizer, and is over after less than half an epoch of the
+loader. Schedules that restart by their name, and those of a warm-up, are left alone; so is one that is
+stepped by the epoch though it counts batches, because a diagnosis does not see how many epochs are to come.
+
+Fix
+Count what is stepped:
+
+```python
+schedule = CosineAnnealingLR(optimizer, T_max=num_epochs * len(loader))   # stepped in every batch
+```
+
+or call `schedule.step()` once per epoch.
+
+Fix safety
+Lossy: the learning rate becomes the one that was meant.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import batches_per_step
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence, Schedule
+
+RULE = title_of(__doc__)
+ARMS = ()
+FEWEST_STEPS = 10  # of the schedule
+AS_OFTEN = 0.8  # as the optimizer
+OF_AN_EPOCH = 0.5
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    lengths = [loader.num_batches or 0 for loader in evidence.loaders if loader.trains]
+    if evidence.training is None or not all(lengths or [0]):
+        return []
+    epoch = min(lengths) / batches_per_step(evidence)
+    return [
+        _finding(schedule, epoch)
+        for schedule in evidence.training.schedules
+        if schedule.num_steps >= FEWEST_STEPS
+        and schedule.num_steps >= AS_OFTEN * schedule.num_optimizer_steps
+        and schedule.horizon < OF_AN_EPOCH * epoch
+    ]
+
+
+def _finding(schedule: Schedule, epoch: float) -> Finding:
+    return RULE.finding(
+        schedule.place,
+        f"{schedule.name}({schedule.argument}={schedule.horizon}) is stepped in every batch, and an epoch "
+        f"takes {epoch:.0f} steps",
+        figures=(
+            f"stepped {schedule.num_steps} times in {schedule.num_optimizer_steps} steps of the optimizer",
+        ),
+        share=None,
+        ceiling=None,
+        fix=f"count batches in {schedule.argument}, or step the schedule once per epoch",
+        safety="lossy",
+    )

@@ -1,0 +1,86 @@
+"""FO203 garbage-collector-pauses
+
+What it does
+Finds jobs that Python's garbage collector holds up, by itself or by `gc.collect()`. A call
+of `gc.collect()` in the training loop is the usual case.
+
+Why it costs
+A full collection walks every object of the process, a million and more where a dataset or a tokenizer lies
+in Python lists, and nothing else runs meanwhile. In a job of several ranks all wait for the one that
+collects: 27 collections took 7.6 s of 20 steps in a public report.
+
+Evidence
+The collector announces each collection: together they hold at least 5 % of the time of ordinary steps. The
+ceiling is measured: steps without collections. Pauses that come once in many steps are in some blocks of
+steps and not in others; on a CPU the ceiling is then the job without the time that was seen to pass.
+
+Fix
+Remove calls of `gc.collect()` from the loop. Where the collector comes by itself, let it rest:
+
+```python
+gc.collect(); gc.freeze()       # what set-up made is not looked at again
+gc.disable()
+for step, batch in enumerate(loader):
+    ...
+    if step % 100 == 0:
+        gc.collect()
+```
+
+`flatout tune` tries that as the treatment `garbage-every`.
+
+Fix safety
+Exact: nothing but reference cycles lives longer. Watch the host's memory where the job makes many of them.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import on_gpu, prove, share_of
+from flatout.doctor.finding import Ceiling, Finding
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_seconds, show_share
+from flatout.measure.evidence import Evidence, Garbage
+
+RULE = title_of(__doc__)
+ARMS = ("garbage-off", "pauses")
+LEAST_SHARE = 0.05
+ASKED = 0.5  # of the pauses, by calls of gc.collect
+FEWEST_STEPS = 4
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    garbage, step_s = evidence.garbage, evidence.step_s
+    if garbage is None or step_s is None or garbage.num_steps < FEWEST_STEPS:
+        return []
+    share = share_of(garbage.pauses_s, garbage.steps_s)
+    if share is None or share < LEAST_SHARE:
+        return []
+    proof = prove(evidence, ARMS[:1], observed_share=share)
+    if proof.refuted:
+        return []
+    ceiling = proof.ceiling
+    if ceiling is None and evidence.counterfactual(ARMS[0]) is None and not on_gpu(evidence):
+        ceiling = Ceiling(step_s=step_s, speedup=1.0, kind=ARMS[1], job_speedup=1 / (1 - share))
+    asked = garbage.asked_s >= ASKED * garbage.pauses_s
+    return [
+        RULE.finding(
+            garbage.place if asked else None,
+            f"{'gc.collect() is called here and' if asked else 'the garbage collector'} holds the job up for "
+            f"{show_share(share)} of its time",
+            figures=_figures(garbage),
+            share=share,
+            ceiling=ceiling,
+            fix="remove gc.collect() from the training loop"
+            if asked
+            else "freeze the collector after set-up, and collect every 100 steps (gc.freeze, gc.disable)",
+            safety="exact",
+            no_ceiling=proof.reason if ceiling is None else None,
+        )
+    ]
+
+
+def _figures(garbage: Garbage) -> list[str]:
+    pauses = f"{show_seconds(garbage.pauses_s)} in {garbage.num_steps} steps"
+    return [
+        f"collecting took {pauses}, most of it in {garbage.num_paused} of them",
+        f"those steps took {show_seconds(garbage.steps_s)}",
+    ]

@@ -1,0 +1,77 @@
+"""FO204 logging-every-step
+
+What it does
+Finds lines that print, log or draw a progress bar in every step, where that takes time. The line is the
+innermost one of yours: a `print`, a call of a logger, of `tqdm` or of a tracker.
+
+Why it costs
+A terminal, a log file and a tracker each take their turn before the next step begins: formatting numbers,
+drawing a bar, or waiting for a pipe takes longer than a small step. A bar that was drawn for every batch
+made a job take 5.2 minutes instead of 1.3 in a public report.
+
+Evidence
+The training thread's stack was looked at up to a thousand times a second, between the phases of the step: a
+line that prints, or calls a package that logs, holds at least 5 % of the step. The ceiling is measured:
+steps without that line. Numbers that it waits for from a GPU are those of [FO202](#fo202).
+
+Fix
+Log every so many steps:
+
+```python
+if step % 50 == 0:
+    print(f"step {step} loss {loss.item():.3f}")
+for batch in tqdm(loader, mininterval=1.0): ...
+```
+
+`flatout tune` tries seldom drawn bars of `tqdm` as the treatment `progress-bars`.
+
+Fix safety
+Exact: training stays as it is, and fewer lines are written.
+"""
+
+from __future__ import annotations
+
+import re
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import between_phases
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_share
+from flatout.measure.evidence import Evidence, Place, StackPath
+
+RULE = title_of(__doc__)
+ARMS = ("knock-out",)
+LEAST_SHARE = 0.05
+LOGGERS = frozenset({
+    "absl", "aim", "clearml", "comet_ml", "csv", "logging", "loguru", "mlflow", "neptune", "pprint",
+    "progressbar", "rich", "structlog", "swanlab", "tensorboard", "tensorboardX", "tqdm", "wandb",
+})  # fmt: skip
+TENSORBOARD = "torch/utils/tensorboard"
+PRINTS = re.compile(r"(?<![\w.])print\(|\bsys\.(stdout|stderr)\.(write|flush)\(")
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    findings: list[Finding] = []
+    for block in between_phases(evidence, lambda path: _logging_line(path, evidence), least=LEAST_SHARE):
+        share = block.share
+        findings += RULE.proven(
+            evidence,
+            block.place,
+            f"what is logged here in every step takes {show_share(share)} of it",
+            arms=ARMS,
+            figures=(f"on the stack in {block.samples} of {block.looks} looks between the phases",),
+            share=share,
+            fix="log every so many steps",
+            safety="exact",
+        )
+    return findings
+
+
+def _logging_line(path: StackPath, evidence: Evidence) -> Place | None:
+    """The innermost line of the user's, where it prints or calls a package that logs."""
+    place = path.places[-1]
+    package = (path.library or "").partition("/")[0]
+    if package in LOGGERS or (path.library or "").startswith(TENSORBOARD):
+        return place
+    text = evidence.sources.get(place.file, {}).get(str(place.line), "")
+    return place if path.library in (None, "torch") and PRINTS.search(text) else None

@@ -1,0 +1,75 @@
+"""FO205 per-parameter-python-loop
+
+What it does
+Finds a Python loop over a model's parameters between the phases of a step. The usual ones keep an average of
+weights (EMA), follow with a target network, clip gradients or sum their norms by hand.
+
+Why it costs
+Each parameter takes one or more operators of its own, a few microseconds each on the host and a launch on a
+GPU, however small it is: a model of 300 tensors pays 300 times. torch can do the same for all tensors in a
+handful of calls.
+
+Evidence
+The training thread's stack was looked at up to a thousand times a second, between the phases of the step: a
+loop whose first line goes over `parameters()`, `named_parameters()`, `buffers()`, `state_dict()` or
+`param_groups` holds at least 5 % of the step. The ceiling is measured: steps without the loop, and what the
+device needs at its best for its arithmetic and bytes.
+
+Fix
+```python
+with torch.no_grad():
+    torch._foreach_lerp_(averages, parameters, 1 - decay)       # instead of a line for each
+norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
+torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+```
+
+`flatout tune --patch` rewrites averages like that, as the patch `foreach-average`. A decay that is read back
+from the GPU, or computed anew from a tensor, waits for it: keep it a Python number or a tensor, not both.
+
+Fix safety
+Reordered: the same sums, in another order where parameters are joined.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import between_phases
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_share
+from flatout.measure.evidence import Evidence, Place, StackPath
+
+RULE = title_of(__doc__)
+ARMS = ("knock-out",)
+LEAST_SHARE = 0.05
+PARAMETERS = r"\.(named_)?(parameters|buffers)\(|\.state_dict\(|\bparam_groups\b"
+LOOP = re.compile(rf"^\s*for\b.*\bin\b.*({PARAMETERS})")
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    findings: list[Finding] = []
+    for block in between_phases(evidence, lambda path: _loop(path, evidence), least=LEAST_SHARE):
+        share = block.share
+        findings += RULE.proven(
+            evidence,
+            block.place,
+            f"a loop over the parameters takes {show_share(share)} of the step",
+            arms=ARMS,
+            figures=(f"on the stack in {block.samples} of {block.looks} looks between the phases",),
+            share=share,
+            fix="do it for all parameters at once (torch._foreach_*, torch.nn.utils.get_total_norm)",
+            safety="reordered",
+        )
+    return findings
+
+
+def _loop(path: StackPath, evidence: Evidence) -> Place | None:
+    """The first line of the loop over parameters that a path lies in."""
+    loops = evidence.stacks.loops if evidence.stacks is not None else {}
+    for place in reversed(path.places):
+        for line in reversed(loops.get(str(place), ())):
+            if LOOP.search(evidence.sources.get(place.file, {}).get(str(line), "")):
+                return replace(place, line=line)
+    return None

@@ -1,0 +1,87 @@
+"""Pauses of Python's garbage collector, by the collector's own announcements.
+
+A collection walks the objects of its generation while the interpreter stands still: some microseconds for
+new ones, but a tenth of a second for all of a job that holds a million.  The collector says when it begins
+and ends, so that nothing has to be guessed, and a job without collections pays nothing.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+from typing import Any
+
+from flatout.measure.clock import now
+from flatout.measure.evidence import Garbage, Place
+from flatout.measure.patches import Patches, keep_out_of_graphs
+from flatout.measure.user_code import UserCode
+
+MOST_OF_IT = 0.9  # of all pauses, by which the steps that have them are counted
+
+
+class GarbageWatch:
+    """Adds up pauses by step; an arm stops the collections that the job asks for."""
+
+    def __init__(self, user_code: UserCode) -> None:
+        self._user_code = user_code
+        self._begun_at_s = self._step_s = self._asked_in_step_s = 0.0
+        self.pauses_s: list[float] = []  # of each real step
+        self.asked_s = 0.0  # of them, by calls of gc.collect
+        self.place: Place | None = None  # of such a call
+        self.stopped = False
+
+    def install(self, patches: Patches) -> None:
+        keep_out_of_graphs(GarbageWatch._note)
+        gc.callbacks.append(self._note)
+        patches.on_undo(lambda: gc.callbacks.remove(self._note))
+        collect = gc.collect
+
+        def collect_noted(*args: Any, **kwargs: Any) -> int:
+            frame = sys._getframe(1)
+            if not (self._user_code.is_user(frame.f_code) or self._user_code.is_library(frame.f_code)):
+                return collect(*args, **kwargs)  # ours
+            if self.stopped:
+                return 0
+            self.place = self._user_code.place(frame)[0] or self.place
+            before_s = self._step_s
+            found = collect(*args, **kwargs)
+            self._asked_in_step_s += self._step_s - before_s
+            return found
+
+        patches.replace(gc, "collect", collect_noted)
+
+    def _note(self, phase: str, _info: dict[str, int]) -> None:
+        if phase == "start":
+            self._begun_at_s = now()
+        else:
+            self._step_s += now() - self._begun_at_s
+
+    def step_end(self, arm: str) -> None:
+        if arm == "real":
+            self.pauses_s.append(self._step_s)
+            self.asked_s += self._asked_in_step_s
+        self.forget_step()
+
+    def forget_step(self) -> None:
+        """A step begins: what was collected before is not its own."""
+        self._step_s = self._asked_in_step_s = 0.0
+
+    def evidence(self, *, steps_s: float) -> Garbage | None:
+        """None where nothing was collected in a step as it is, or none was seen."""
+        if not sum(self.pauses_s) or steps_s <= 0:
+            return None
+        return Garbage(
+            num_steps=len(self.pauses_s),
+            steps_s=steps_s,
+            pauses_s=sum(self.pauses_s),
+            num_paused=num_paused(self.pauses_s),
+            asked_s=self.asked_s,
+            place=self.place,
+        )
+
+
+def num_paused(pauses_s: list[float]) -> int:
+    """The fewest steps that hold most of the pauses."""
+    so_far = itertools.accumulate(sorted(pauses_s, reverse=True))
+    return 1 + sum(held_s < MOST_OF_IT * sum(pauses_s) for held_s in so_far)

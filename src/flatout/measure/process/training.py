@@ -1,0 +1,155 @@
+"""What training itself shows on the way: losses, parameters without a gradient, schedules that are over.
+
+Nothing here slows a timed step.  A loss is looked at in warm-up alone, since reading it waits for the GPU;
+the parameters that had no gradient so far are asked again after each step, and mostly there are none left
+after the first.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatout.measure.clock import Clock, ident
+from flatout.measure.evidence import Losses, Place, Schedule, Training, Untrained
+from flatout.measure.lines.live_objects import live_objects
+from flatout.measure.patches import Patches
+from flatout.measure.user_code import UserCode
+
+HORIZONS = {"CosineAnnealingLR": "T_max", "PolynomialLR": "total_iters"}  # by name: subclasses may differ
+MOST_NAMES = 5
+
+
+@dataclass(slots=True)
+class Steps:
+    """What an optimizer's steps have shown of its parameters."""
+
+    num: int = 0
+    num_parameters: int = 0
+    without: list[Any] = field(default_factory=list)  # parameters that never had a gradient
+
+
+class TrainingWatch:
+    """Looks at losses, gradients and schedules."""
+
+    def __init__(self, clock: Clock, user_code: UserCode) -> None:
+        self._clock, self._user_code = clock, user_code
+        self._loss: Any = None  # of this step
+        self._looks = True
+        self.finite: list[bool] = []
+        self._place: Place | None = None  # of the last backward call
+        self._steps: weakref.WeakKeyDictionary[Any, Steps] = weakref.WeakKeyDictionary()  # by optimizer
+        self._schedules: weakref.WeakKeyDictionary[Any, Place | None] = weakref.WeakKeyDictionary()
+
+    def install(self, patches: Patches) -> None:
+        from torch.optim.lr_scheduler import LRScheduler
+
+        make = LRScheduler.__init__
+
+        def make_noted(schedule: Any, *args: Any, **kwargs: Any) -> None:
+            self._schedules[schedule] = self._user_code.place(sys._getframe(1))[0]
+            make(schedule, *args, **kwargs)
+
+        patches.replace(LRScheduler, "__init__", make_noted)
+
+    def note_loss(self, given: Any) -> None:
+        """What `backward` was called on."""
+        import torch
+
+        if self._looks and isinstance(given, torch.Tensor) and given.numel() == 1:
+            self._loss = given.detach()
+            self._place = self._user_code.place(sys._getframe(1))[0] or self._place
+
+    def note_optimizer(self, optimizer: Any) -> None:
+        """After its step."""
+        steps = self._steps.get(optimizer)
+        if steps is None:
+            steps = self._steps[optimizer] = Steps()
+            steps.without = [each for group in optimizer.param_groups for each in group["params"]]
+            steps.num_parameters = len(steps.without)
+        steps.num += 1
+        if steps.without:
+            steps.without = [each for each in steps.without if each.requires_grad and each.grad is None]
+
+    def step_end(self, arm: str) -> None:
+        self._looks = arm == "warmup"
+        loss, self._loss = self._loss, None
+        if loss is not None and self._looks and ident() == self._clock.owner:
+            self.finite.append(bool(loss.isfinite()))
+
+    def evidence(self) -> Training:
+        return Training(
+            losses=Losses(num=len(self.finite), num_not_finite=self._num_not_finite(), place=self._place),
+            untrained=tuple(self._untrained()),
+            schedules=tuple(self._seen_schedules()),
+        )
+
+    def _num_not_finite(self) -> int:
+        """Steps in a row at the end of warm-up whose loss was infinite or not a number."""
+        return next((num for num, fine in enumerate(reversed(self.finite)) if fine), len(self.finite))
+
+    def _untrained(self) -> list[Untrained]:
+        found = []
+        for steps in list(self._steps.values()):
+            if steps.without and len(steps.without) < steps.num_parameters:  # else it needs no gradients
+                found += self._by_owner(steps.without, steps.num)
+        return found
+
+    def _by_owner(self, parameters: list[Any], steps: int) -> list[Untrained]:
+        """Parameters by the user's module that holds them."""
+        import torch
+
+        kinds = _subclasses(torch.nn.Module)
+        wanted = {id(each): each for each in parameters}
+        names: dict[int, dict[Any, str]] = {}
+        for module in live_objects(kinds):
+            forward = getattr(type(module).forward, "__code__", None)
+            if forward is None or not self._user_code.is_user(forward):
+                continue
+            for name, each in module.named_parameters():
+                if id(each) in wanted:
+                    known = names.setdefault(id(each), {})
+                    known[module] = name
+        owned: dict[Any, list[str]] = {}
+        for holders in names.values():
+            owner = min(holders, key=lambda module: holders[module].count("."))  # the nearest
+            owned.setdefault(owner, []).append(holders[owner])
+        return [
+            Untrained(
+                module=type(owner).__name__,
+                place=self._user_code.place_in(type(owner).forward.__code__),
+                names=tuple(sorted(own)[:MOST_NAMES]),
+                num=len(own),
+                num_steps=steps,
+            )
+            for owner, own in owned.items()
+        ]
+
+    def _seen_schedules(self) -> list[Schedule]:
+        found = []
+        for schedule, place in list(self._schedules.items()):
+            name = type(schedule).__name__
+            horizon = getattr(schedule, HORIZONS.get(name, ""), None)
+            steps = self._steps.get(getattr(schedule, "optimizer", self))
+            if isinstance(horizon, int) and steps is not None:
+                found.append(
+                    Schedule(
+                        name=name,
+                        argument=HORIZONS[name],
+                        place=place,
+                        horizon=horizon,
+                        num_steps=int(schedule.last_epoch),
+                        num_optimizer_steps=steps.num,
+                    )
+                )
+        return found
+
+
+def _subclasses(kind: type) -> list[type]:
+    found = [kind]
+    derived: type
+    for derived in kind.__subclasses__():
+        found += _subclasses(derived)
+    return found

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from flatout.measure.patches import Patches
+from flatout.measure.process import garbage
+from flatout.measure.process.garbage import GarbageWatch, num_paused
+from flatout.measure.user_code import UserCode
+from tests.support.measure import line_of
+
+
+@pytest.fixture
+def watch(request: pytest.FixtureRequest) -> Iterator[GarbageWatch]:
+    patches, callbacks, collect = Patches(), list(gc.callbacks), gc.collect
+    watch = GarbageWatch(UserCode(str(request.path.parent)))
+    watch.install(patches)
+    yield watch
+    patches.undo()
+    assert gc.callbacks == callbacks and gc.collect is collect
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock is a second after the one before."""
+    seconds = iter(range(1000))
+    monkeypatch.setattr(garbage, "now", lambda: float(next(seconds)))
+
+
+@pytest.mark.usefixtures("clock")
+def test_pauses_are_those_of_real_steps_and_calls_are_named(watch: GarbageWatch) -> None:
+    gc.collect()
+    watch.step_end("warmup")
+    gc.collect()
+    watch.forget_step()
+    for _ in range(3):
+        gc.collect()  # at: here
+        watch.step_end("real")
+    found = watch.evidence(steps_s=10.0)
+    assert found is not None and found.place is not None
+    assert (found.num_steps, found.steps_s, found.num_paused) == (3, 10.0, 3)
+    assert found.pauses_s >= 3 and found.asked_s == 3.0
+    assert found.place.line == line_of(Path(__file__), "here")
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_collection_that_comes_by_itself_is_not_asked_for(watch: GarbageWatch) -> None:
+    watch._note("start", {})
+    watch._note("stop", {})
+    watch.step_end("real")
+    found = watch.evidence(steps_s=2.0)
+    assert found is not None and (found.pauses_s, found.asked_s, found.place) == (1.0, 0.0, None)
+
+
+def test_without_collections_there_is_nothing_to_tell(watch: GarbageWatch) -> None:
+    watch.pauses_s = [0.0, 0.0]
+    assert watch.evidence(steps_s=1.0) is None
+
+
+def test_a_stopped_watch_collects_nothing(watch: GarbageWatch) -> None:
+    loop: list[object] = []
+    loop.append(loop)
+    del loop
+    watch.stopped = True
+    assert gc.collect() == 0
+    watch.stopped = False
+    assert gc.collect() >= 1
+
+
+def test_the_steps_that_hold_most_pauses_are_counted() -> None:
+    assert num_paused([0.0, 0.5, 0.0, 0.001]) == 1
+    assert num_paused([1.0, 1.0, 1.0, 1.0]) == 4
