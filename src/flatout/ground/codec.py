@@ -21,10 +21,15 @@ class WrongShape(ValueError):
     """A decoded value does not have the declared type; the message names its path."""
 
 
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass by name, as they are."""
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+
+
 def encode(value: Any) -> Any:
     """A dataclass as plain JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: encode(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {name: encode(item) for name, item in fields_of(value).items()}
     if isinstance(value, dict):
         return {key: encode(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

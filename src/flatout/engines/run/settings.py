@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from flatout.engines.run.log import read_header
 from flatout.ground.atomic_files import write_whole
-from flatout.ground.codec import WrongShape, decode, encode
+from flatout.ground.codec import WrongShape, decode, encode, fields_of
 from flatout.ground.errors import BadInput
 
 FILE = "settings.json"
@@ -167,7 +167,7 @@ def _first_difference(before: Any, after: Any, place: str) -> tuple[str, Any, An
 def _numbers(value: Any, place: str = "", *, skip: Collection[str]) -> Iterator[tuple[str, float]]:
     """Every number with its place: `tasks.qa.rank`."""
     if dataclasses.is_dataclass(value):
-        value = {each.name: getattr(value, each.name) for each in fields(value)}
+        value = fields_of(value)
     if isinstance(value, dict):
         for name, item in value.items():
             if name not in skip:

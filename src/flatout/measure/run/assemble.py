@@ -38,6 +38,7 @@ from flatout.measure.run.rows import build_steps
 
 MOST_SHOWN_LINES = 60  # of a block that was left out
 MOST_SHOWN_PATHS = 40  # whose source lines the evidence carries
+OF_AN_ARM = ("place", "last_line", "function", "value", "roofline_s", "parent")
 
 
 @dataclass(slots=True)
@@ -131,17 +132,7 @@ def _counterfactuals(observer: Observer, steps: tuple[Step, ...]) -> tuple[Count
         if measured is not None and measured.baseline == ONE_BATCH:
             measured = _with_waits(measured, steps)
         if measured is not None:
-            found.append(
-                replace(
-                    measured,
-                    place=arm.place,
-                    last_line=arm.last_line,
-                    function=arm.function,
-                    value=arm.value,
-                    roofline_s=arm.roofline_s,
-                    parent=arm.parent,
-                )
-            )
+            found.append(replace(measured, **{name: getattr(arm, name) for name in OF_AN_ARM}))
     return tuple(found)
 
 

@@ -34,6 +34,10 @@ FIRST_LOOK_BACK_S = 1.0
 SLOW_EVERY_S = 5.0
 HISTORY_EVERY_S = 1.9  # every other sample at 1 Hz: asking takes 2 ms of an H200's host
 SLOW_FIGURES = ("temperature_c", "sm_clock_hz", "memory_clock_hz")
+FIXED = (  # what does not change
+    *("index", "mig_index", "name", "uuid"),
+    *("memory_total_bytes", "power_limit_w", "sm_clock_max_hz"),
+)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -144,15 +148,7 @@ class _Gpu:
     """One GPU or MIG instance, and where its counters stood."""
 
     def __init__(self, nvml: Any, part: GpuSnapshot) -> None:
-        self.fixed = GpuSample(  # what does not change
-            index=part.index,
-            mig_index=part.mig_index,
-            name=part.name,
-            uuid=part.uuid,
-            memory_total_bytes=part.memory_total_bytes,
-            power_limit_w=part.power_limit_w,
-            sm_clock_max_hz=part.sm_clock_max_hz,
-        )
+        self.fixed = GpuSample(**{name: getattr(part, name) for name in FIXED})
         self.metrics: PerformanceMetrics | None = None
         self.notes: list[str] = []
         self.rows: tuple[ProcessSample, ...] = ()

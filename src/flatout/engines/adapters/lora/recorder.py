@@ -27,6 +27,7 @@ from torch import Tensor
 from flatout.engines.adapters.lora.blocks import shapes_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.optimizer import AdapterOptimizer
+from flatout.ground.codec import fields_of
 from flatout.ground.decisions import Decision
 
 GRAPH_TOKENS = 65_536  # tokens of a step beyond which its kernels outlast their launches: assumed
@@ -61,9 +62,7 @@ def with_tensors(batch: Any, tensors: dict[str, Tensor], prefix: str = "") -> An
 
 
 def _parts(batch: Any) -> dict[str, Any]:
-    if isinstance(batch, dict):
-        return batch
-    return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    return batch if isinstance(batch, dict) else fields_of(batch)
 
 
 def signature(batches: Sequence[Any]) -> Hashable:

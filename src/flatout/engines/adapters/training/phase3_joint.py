@@ -38,6 +38,7 @@ from flatout.engines.adapters.training.phase2_router import (
     stack_rows,
 )
 from flatout.engines.adapters.training.validation import HeldOutScores, Validation, average_over_ranks
+from flatout.ground.codec import fields_of
 from flatout.ground.decisions import Decision
 
 Figures = dict[str, float | None]
@@ -142,15 +143,8 @@ class JointStep:
         found = []
         for rows, bucket, visit in self._batches.where(number, tasks=tasks):
             batch, (_, places) = rows.batch(bucket, visit=visit), rows.places(bucket, visit=visit)
-            found.append(
-                RoutedBatch(
-                    block=batch.block,
-                    targets=batch.targets,
-                    count=batch.count,
-                    examples=batch.examples,
-                    features=self._features[rows.adapter, bucket].index_select(0, places),
-                )
-            )
+            features = self._features[rows.adapter, bucket].index_select(0, places)
+            found.append(RoutedBatch(**fields_of(batch), features=features))
         return found
 
     def _eager(self, batches: Sequence[RoutedBatch], *, updates: bool) -> Tensor:

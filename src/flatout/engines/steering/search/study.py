@@ -22,6 +22,7 @@ from flatout.engines.steering.report.record import State, TrialRecord
 from flatout.engines.steering.search.finished_rows import RowLog
 from flatout.engines.steering.search.space import Space, Trial, read_trial
 from flatout.engines.steering.search.storage import create_study
+from flatout.ground.codec import fields_of
 from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
@@ -163,13 +164,7 @@ class SearchStudy:
             state = STATES[one.state.name]
             records.append(
                 TrialRecord(
-                    number=trial.number,
-                    layer=trial.layer,
-                    method=trial.method,
-                    strength=trial.strength,
-                    where=trial.where,
-                    mode=trial.mode,
-                    span=trial.span,
+                    **fields_of(trial),
                     state=state,
                     score=None if state == "failed" else score,
                     num_questions=num_questions,
