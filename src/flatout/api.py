@@ -5,6 +5,7 @@ The command line calls these, and so may anyone; `flatout` itself exports the ev
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,7 +32,9 @@ if TYPE_CHECKING:
     from flatout.hardware.datasheet import Datasheet
     from flatout.hardware.device import Device
     from flatout.hardware.host import HostFacts
+    from flatout.hardware.ray_cluster import RayCluster
     from flatout.hardware.snapshot import Snapshot
+    from flatout.measure.evidence import Evidence
     from flatout.memory.jobs.job import Precision
     from flatout.memory.predict.estimate import MemoryEstimate
     from flatout.memory.predict.steps import Parallel
@@ -115,6 +118,7 @@ def tune_script(
     seconds: float = 60.0,
     resume: bool = False,
     ranks: int = 1,
+    ray: str | None = None,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> Tuning:
     """Try what makes a script faster without a change of its code, and keep what is proven.
@@ -122,10 +126,11 @@ def tune_script(
     `evidence` is that of a diagnosis of the same command; without it the script is diagnosed first.  With
     `patch` changes of the source are tried, too; `apply_patches` writes those that were kept.  `resume` goes
     on with a tuning of the same command in this folder that was interrupted.  With several `ranks` so many
-    processes train together, as torchrun would start them on this machine.
+    processes train together, as torchrun would start them on this machine.  `ray` is the address of a Ray
+    cluster, whose nodes run the diagnosis and the trials.
     """
     from flatout.ground.script.command import check_command
-    from flatout.measure.evidence_file import load_evidence
+    from flatout.hardware.ray_cluster import RayCluster
     from flatout.tuner.trial.journal import evidence_of, journal_path
     from flatout.tuner.tune import tune
 
@@ -136,26 +141,64 @@ def tune_script(
         evidence = evidence_of(journal_path(tuple(command)))
     if evidence is None:
         on_progress("diagnosing the job")
-    if evidence is None and ranks > 1:
-        evidence = _diagnose_ranks(command, module=module, ranks=ranks, seconds=seconds)
-    if evidence is not None:
-        known = load_evidence(evidence)
-    else:
-        diagnosis = diagnose_script(
-            command, module=module, seconds=seconds, script_stdout_to_stderr=True, on_progress=on_progress
+    with contextlib.ExitStack() as stack:
+        cluster = None if ray is None else stack.enter_context(RayCluster(ray))
+        if cluster is not None:
+            cluster.take(ranks)
+        if evidence is None and cluster is not None:
+            evidence = _diagnose_on(cluster, command, module=module, ranks=ranks, seconds=seconds)
+        elif evidence is None and ranks > 1:
+            evidence = _diagnose_ranks(command, module=module, ranks=ranks, seconds=seconds)
+        if evidence is not None:
+            known = load_evidence(evidence)
+        else:
+            diagnosis = diagnose_script(
+                command, module=module, seconds=seconds, script_stdout_to_stderr=True, on_progress=on_progress
+            )
+            known, evidence = diagnosis.evidence, diagnosis.evidence_path
+        if cluster is not None and known.job.device == "cpu":
+            cluster.take(0)
+        return tune(
+            known,
+            command,
+            module=module,
+            allow_lossy=allow_lossy,
+            only=only,
+            patch=patch,
+            on_progress=on_progress,
+            resume=resume,
+            evidence_path=evidence,
+            cluster=cluster,
         )
-        known, evidence = diagnosis.evidence, diagnosis.evidence_path
-    return tune(
-        known,
-        command,
-        module=module,
-        allow_lossy=allow_lossy,
-        only=only,
-        patch=patch,
-        on_progress=on_progress,
-        resume=resume,
-        evidence_path=evidence,
-    )
+
+
+def _diagnose_on(
+    cluster: RayCluster, command: Sequence[str], *, module: bool, ranks: int, seconds: float
+) -> Path:
+    """Diagnose a script on a node of a cluster, and return the file of its Evidence here."""
+    from flatout.measure.evidence_file import save_evidence
+    from flatout.measure.run import launch
+
+    path = launch.default_evidence_path(command)
+    _, evidence = cluster.result(cluster.submit(_diagnose_there, tuple(command), module, ranks, seconds))
+    save_evidence(evidence, path)
+    return path
+
+
+def _diagnose_there(command: Sequence[str], module: bool, ranks: int, seconds: float) -> Evidence:
+    """Diagnose a script on the machine of this process."""
+    import tempfile
+
+    if ranks > 1:
+        return load_evidence(_diagnose_ranks(command, module=module, ranks=ranks, seconds=seconds))
+    with tempfile.TemporaryDirectory(prefix="flatout-") as folder:
+        return diagnose_script(
+            command,
+            module=module,
+            seconds=seconds,
+            evidence_path=Path(folder) / "evidence.json",
+            script_stdout_to_stderr=True,
+        ).evidence
 
 
 def _diagnose_ranks(command: Sequence[str], *, module: bool, ranks: int, seconds: float) -> Path:

@@ -183,7 +183,7 @@ def search(
     ),
     study: str | None = option("--study", "NAME", "Name of the study in the storage."),
     workers: int | None = option("--workers", "N", "Replicas; default: one for each GPU."),
-    ray: str | None = option("--ray", "ADDRESS", "Run the other workers on a Ray cluster: auto."),
+    ray: str | None = option("--ray", "ADDRESS", "Run the others on a Ray cluster: auto, or HOST:PORT."),
     join: Annotated[
         bool, switch("--join", "Only add a worker to a search that another process began.")
     ] = False,
@@ -209,6 +209,7 @@ def search(
       flatout steer search runs/syc --join                       one more worker, here or elsewhere
       flatout steer search syc.yaml --judge my_judges:is_polite --max-new-tokens 64
       flatout steer search syc.yaml --storage postgresql://user@host/db --workers 4
+      flatout steer search syc.yaml --ray auto --workers 8       eight more, on the nodes of a cluster
 
     Exit codes: 0 done, 2 flatout could not do its work, 130 interrupted; every finished row is kept.
     """

@@ -51,6 +51,9 @@ def tune(
     undo: Annotated[bool, switch("--undo", "Restore the files that --apply last wrote.")] = False,
     resume: flags.Resume = False,
     ranks: Annotated[int, flag("--ranks", "N", "Processes that train together, on this machine.")] = 1,
+    ray: Annotated[
+        str | None, flag("--ray", "ADDRESS", "Run trials on the nodes of a Ray cluster: auto, or HOST:PORT.")
+    ] = None,
     html: flags.Html = None,
     json_output: flags.Json = False,
 ) -> None:
@@ -65,6 +68,9 @@ def tune(
     With --patch the source is rewritten, too, in memory: a patched file is tried as a treatment is, and what
     is kept is shown as a diff. Nothing is written to your files without --apply, which makes a backup first.
 
+    With --ray the trials of several treatments run at once, on nodes of one kind: both arms of a pair on one
+    node. What a lost node was running runs again on another; --resume goes on with every finished trial.
+
     \b
     Examples:
       flatout tune train.py --epochs 3
@@ -73,6 +79,8 @@ def tune(
       flatout tune --apply
       flatout tune --undo
       flatout tune --ranks 2 train.py
+      flatout tune --ray auto train.py --epochs 3
+      ray job submit --working-dir . -- flatout tune --ray auto train.py --epochs 3
       flatout tune --allow-lossy --to a100.toml -m pkg.train --lr 1e-3
       flatout run train.py --epochs 3
 
@@ -99,6 +107,7 @@ def tune(
                 evidence=evidence,
                 resume=resume,
                 ranks=ranks,
+                ray=ray,
                 on_progress=update,
             )
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from flatout.tuner import verdict
 from flatout.tuner.treatment import Dose, Treatment, treatment_of
@@ -118,7 +118,11 @@ class Numbers:
         return None if moves else verdict.reads_other_losses(self.plain, treated)
 
     def _run(self, doses: Sequence[Dose]) -> TrialResult:
-        return self.trials.run(doses, same_random=any(dose.name in COMPILES for dose in doses))
+        return self.trials.run(doses, **self.changes_for(doses))
+
+    def changes_for(self, doses: Sequence[Dose]) -> dict[str, Any]:
+        """What a trial is told whose numbers are compared."""
+        return {"same_random": any(dose.name in COMPILES for dose in doses)}
 
     # -- what it is compared with
 
@@ -165,6 +169,8 @@ class Numbers:
         if reason := self._steps_otherwise(kept, doses):
             return _wrong(reason)
         pairs: list[tuple[TrialResult, TrialResult]] = []
+        asked = [((tuple(given), {"seed": seed}),) for seed in range(SEEDS) for given in (kept, doses)]
+        self.trials.expect(str(doses[-1]), asked)
         for seed in range(SEEDS):
             plain, treated = (self.trials.run(given, seed=seed) for given in (kept, doses))
             if reason := verdict.failure(plain) or verdict.failure(treated, like=plain):

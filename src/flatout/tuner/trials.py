@@ -21,14 +21,24 @@ from typing import IO, Any
 
 from flatout.ground.codec import decode, encode
 from flatout.ground.script.main import start_command
+from flatout.measure.evidence import Evidence
 from flatout.measure.run.lineage import adopt_orphans
 from flatout.tuner.child import MODULE, ChildOptions, TrialOptions
+from flatout.tuner.results.machine import Machine, machine_of
 from flatout.tuner.treatment import Dose, all_treatments
 from flatout.tuner.trial.journal import Journal
 from flatout.tuner.trial.meter import TrialResult
 
 HANGS = 4.0  # a trial that takes this many times as long as the first one hangs
 MOST_ERROR = 300
+
+# Trials that run one after the other on one machine: treatments, and fields of TrialOptions, of each.
+Unit = tuple[tuple[tuple[Dose, ...], dict[str, Any]], ...]
+
+
+def pair_of(first: Sequence[Dose], second: Sequence[Dose]) -> Unit:
+    """Two runs that are compared by their times."""
+    return (tuple(first), {}), (tuple(second), {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,11 +92,30 @@ class Trials:
         if self.journal is None or "first_step" in changes:  # which leaves a file, gone with the folder
             return self._run(doses, **changes)
         key = json.dumps(encode([list(doses), changes, self.plan]), sort_keys=True)
-        found = self.journal.find(key)
-        if found is None:
-            found = self._run(doses, **changes)
-            self.journal.add(key, found)
+        if known := self.journal.find(key):
+            return known[0]
+        found = self._run(doses, **changes)
+        self.journal.add(key, found)
         return found
+
+    def run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
+        """Two runs of the script, one after the other on one machine."""
+        return self.run(first), self.run(second)
+
+    @property
+    def slots(self) -> int:
+        """How many trials run at once."""
+        return 1
+
+    def expect(self, label: str, units: Sequence[Unit]) -> None:
+        """Be told what is likely to be asked for next; one machine does nothing ahead."""
+
+    def forget(self, label: str | None = None) -> None:
+        """Be told that what was expected under a label, or all, is not asked for any more."""
+
+    def machine(self, evidence: Evidence) -> Machine:
+        """The machine that the trials run on."""
+        return machine_of(evidence)
 
     def _run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
         self.num_run += 1

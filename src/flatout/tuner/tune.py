@@ -11,27 +11,29 @@ and time afterwards, in pairs of processes.  What may gain most by the diagnosis
 from __future__ import annotations
 
 import datetime
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from flatout.doctor.examine import examine
 from flatout.ground.errors import BadInput
 from flatout.ground.interrupts import Interrupts
+from flatout.hardware.ray_cluster import RayCluster
 from flatout.measure.evidence import Evidence
 from flatout.measure.run.schedule import steps_per_block
 from flatout.tuner import verdict
 from flatout.tuner.numbers import Numbers
-from flatout.tuner.results.machine import machine_of
 from flatout.tuner.results.prescription import Kept, KeptPatch, Prescription, Proof
 from flatout.tuner.treatment import Case, Dose, Treatment, all_treatments, read_dose, treatment_of
 from flatout.tuner.trial.journal import Journal, journal_path
 from flatout.tuner.trial.meter import TrialResult
+from flatout.tuner.trial.on_cluster import ClusterTrials
 from flatout.tuner.trial.switched import FEWEST_ROUNDS, LEAST_GAIN, MOST_ROUNDS
-from flatout.tuner.trials import TrialPlan, Trials
+from flatout.tuner.trials import TrialPlan, Trials, Unit, pair_of
 from flatout.tuner.verdict import FEWEST_PAIRS, MOST_PAIRS, Gain, JobGain
 
 BLOCK_S, MOST_BLOCK_STEPS = 0.4, 50
@@ -40,6 +42,8 @@ LONG_STEP_S = 2.0  # from here on few steps are enough: a step is worth a block 
 BLOCKS_PER_ROUND = 1.6  # of an arm's block: half a block of the baseline, and some that are longer
 LEAST_LIMIT_S, HANGS = 60.0, 4.0
 MOST_SOURCE = 4 << 20
+
+LIKELY_PAIRS = 2  # that a treatment is asked for: most gain nothing, and two show it
 
 TOGETHER = "all that was kept"
 
@@ -98,13 +102,15 @@ class Tuner:
         patch: bool = False,
         on_progress: Callable[[str], None],
         journal: Journal | None = None,
+        cluster: RayCluster | None = None,
     ) -> None:
         if evidence.step_s is None:
             raise BadInput("no step of the job was measured", hint="flatout diagnose says what it saw")
         self.evidence, self.command, self.allow_lossy = evidence, tuple(command), allow_lossy
         self.only = {dose.name: dose.value for dose in map(read_dose, only)}
         self.patch, self.on_progress = patch, on_progress
-        self.trials = Trials(
+        start = Trials if cluster is None else functools.partial(ClusterTrials, cluster)
+        self.trials = start(
             command,
             module=module,
             plan=plan_of(evidence.step_s),
@@ -124,13 +130,11 @@ class Tuner:
         """Try everything; the trials' folder is gone afterwards, whatever happens."""
         with self.trials:
             noise = self._measure_noise()
-            for treatment, values in self._patches():
-                self._try(treatment, values)
-            for treatment, values in self._by_ceiling(self._candidates()):
-                self._try(treatment, values)
+            self._try_all(self._patches())
+            self._try_all(self._by_ceiling(self._candidates()))
             self._drop_what_no_longer_pays()
             total = self._total()
-        machine = machine_of(self.evidence)
+            machine = self.trials.machine(self.evidence)
         kept = tuple(self._kept(dose) for dose in self.kept if dose.name in all_treatments())
         patches, diff = self._kept_patches()
         prescription = Prescription(
@@ -160,7 +164,10 @@ class Tuner:
     def _measure_noise(self) -> Gain:
         """Run the job against itself: does it repeat, how do times vary, what does rounding do to losses."""
         self.on_progress("the job against itself")
-        runs = [self.trials.run([]) for _ in range(2 * FEWEST_PAIRS)]
+        alike = pair_of([], [])
+        self.trials.expect("noise", [*[alike] * FEWEST_PAIRS, (((), {"nudge": True}),)])
+        pairs = [self.trials.run_pair([], []) for _ in range(FEWEST_PAIRS)]
+        runs = [run for pair in pairs for run in pair]
         for run in runs:
             if reason := verdict.failure(run):
                 raise BadInput(
@@ -169,7 +176,7 @@ class Tuner:
         precision = self.evidence.precision
         is_half = precision is not None and precision.autocast is not None
         self.numbers = Numbers(self.trials, runs, is_half=is_half)
-        return verdict.gain_of(list(zip(runs[::2], runs[1::2], strict=True)))
+        return verdict.gain_of(pairs)
 
     # -- treatments
 
@@ -233,9 +240,12 @@ class Tuner:
         if not doses or self.evidence.job.world_size > 1:  # ranks must do the same at the same time
             return
         self.on_progress(f"in one run: {', '.join(map(str, doses))}")
-        seconds = seconds_for(len(doses) + 1, self.evidence.step_s or 0.0)
-        found = self.trials.run(self.kept, arms=tuple(doses), seconds=seconds)
-        if found.ended in ("measured", "finished"):  # else each is tried in processes of its own
+        share = min(self.trials.slots, len(doses))  # one run on each of several nodes
+        changes = [self._blocks_of(doses[place::share]) for place in range(share)]
+        self.trials.expect("in one run", [((tuple(self.kept), each),) for each in changes])
+        for found in [self.trials.run(self.kept, **each) for each in changes]:
+            if found.ended not in ("measured", "finished"):  # then each is tried in processes of its own
+                continue
             gains, same = verdict.gains_of_arms(found.arms)
             self.noise_in_run = self.noise_in_run or same
             self._in_run |= {
@@ -243,6 +253,32 @@ class Tuner:
                 for label, gain in gains.items()
                 if gain.is_none or gain.num_pairs >= FEWEST_ROUNDS
             }
+
+    def _blocks_of(self, doses: Sequence[Dose]) -> dict[str, Any]:
+        """What a trial is told to switch these treatments in blocks."""
+        return {
+            "arms": tuple(doses),
+            "seconds": seconds_for(len(doses) + 1, self.evidence.step_s or 0.0),
+        }
+
+    def _try_all(self, candidates: Sequence[Candidate]) -> None:
+        for number, (treatment, values) in enumerate(candidates):
+            for later, doses in candidates[number:]:
+                self._expect(later, doses)
+            self._try(treatment, values)
+
+    def _expect(self, treatment: Treatment, values: Sequence[bool | int | str]) -> None:
+        """Tell what the values of a treatment will ask for, if nothing else is kept before."""
+        if treatment.safety == "lossy" or (treatment.switch is not None and self._in_run_on != self.kept):
+            return
+        for dose in (Dose(name=treatment.name, value=value) for value in values):
+            gain, doses = self._in_run.get(str(dose)), [*self.kept, dose]
+            if (gain is not None and not gain.is_kept) or _cannot_be_written(doses):
+                continue
+            units: list[Unit] = [((tuple(doses), self.numbers.changes_for(doses)),)]
+            if gain is None:
+                units += [self._pair(self.kept, doses, number) for number in range(LIKELY_PAIRS)]
+            self.trials.expect(str(dose), units)
 
     def _try(self, treatment: Treatment, values: Sequence[bool | int | str]) -> None:
         """Try the values of a treatment, and keep the best of those that pay."""
@@ -252,12 +288,14 @@ class Tuner:
         paid: list[tuple[Dose, Gain]] = []
         for dose in doses:
             found = self._try_dose(treatment, dose)
+            self.trials.forget(str(dose))
             if found is not None:
                 paid.append((dose, found))
         best = max(paid, key=lambda each: each[1].low, default=None)
         for dose, gain in paid:
             if best is not None and dose == best[0]:
                 self.kept.append(dose)
+                self.trials.forget()  # what was expected lacks this one
                 self._note(treatment, dose.value, "kept", self.checks[str(dose)], gain)
             else:
                 self._note(treatment, dose.value, "no gain", f"{best[0] if best else ''} gains more", gain)
@@ -304,9 +342,10 @@ class Tuner:
         """Alternate two arms, A B B A, until the answer is settled."""
         pairs: Pairs = []
         self._pairs[label] = pairs
+        self.trials.expect(label, [self._pair(without, with_, number) for number in range(FEWEST_PAIRS)])
         while True:
-            order = [without, with_] if len(pairs) % 2 == 0 else [with_, without]
-            found = [self.trials.run(doses) for doses in order]
+            (first, _), (second, _) = self._pair(without, with_, len(pairs))
+            found = self.trials.run_pair(first, second)
             plain, treated = found if len(pairs) % 2 == 0 else reversed(found)
             if reason := verdict.failure(treated, like=plain) or verdict.failure(plain):
                 raise _Failed(reason)
@@ -314,6 +353,9 @@ class Tuner:
             gain = verdict.gain_of(pairs)
             if gain.is_settled or len(pairs) >= MOST_PAIRS:
                 return gain
+
+    def _pair(self, without: Sequence[Dose], with_: Sequence[Dose], number: int) -> Unit:
+        return pair_of(without, with_) if number % 2 == 0 else pair_of(with_, without)
 
     def _drop_what_no_longer_pays(self) -> None:
         """Leave each kept treatment out once: another may have taken its place."""
@@ -336,8 +378,7 @@ class Tuner:
     def _gain_beside(self, dose: Dose, others: Sequence[Dose]) -> Gain | None:
         """What a treatment gains on top of others; None where that could not be measured."""
         if treatment_of(dose).switch is not None and self.evidence.job.world_size == 1:
-            seconds = seconds_for(2, self.evidence.step_s or 0.0)
-            found = self.trials.run(others, arms=(dose,), seconds=seconds)
+            found = self.trials.run(others, **self._blocks_of([dose]))
             gain = verdict.gains_of_arms(found.arms)[0].get(str(dose))
             if gain is not None and gain.is_settled:
                 return gain
@@ -345,6 +386,8 @@ class Tuner:
             return self._gain(others, self.kept, label=f"without {dose}")
         except _Failed:
             return None
+        finally:
+            self.trials.forget()
 
     def _total(self) -> Gain | None:
         """What all that is kept gains together; one alone may have been measured already."""
@@ -523,13 +566,14 @@ def tune(
     on_progress: Callable[[str], None] = lambda message: None,
     resume: bool = False,
     evidence_path: Path | None = None,
+    cluster: RayCluster | None = None,
 ) -> Tuning:
     """Try every treatment that suits a job, or `only` some; keep those that pay and compute its numbers.
 
     With `patch` changes of the source are tried, too; no file is written.  Finished trials stand in a journal
-    until all is done; `resume` goes on with it.
+    until all is done; `resume` goes on with it.  With a `cluster` they run on its nodes.
     """
-    job = {
+    job: dict[str, Any] = {
         "command": list(command),
         "module": module,
         "allow_lossy": allow_lossy,
@@ -539,6 +583,8 @@ def tune(
         "started_at": evidence.job.started_at,
         "versions": [evidence.job.python, evidence.job.torch, evidence.job.flatout],
     }
+    if cluster is not None:
+        job["trials"] = "on a cluster"  # where pairs are written down as a whole
     journal = Journal(journal_path(tuple(command)), job=job, resume=resume, evidence=evidence_path)
     if resume:
         on_progress(f"{journal.num_known} trials are known" if journal.num_known else "nothing to resume")
@@ -551,6 +597,7 @@ def tune(
         patch=patch,
         on_progress=on_progress,
         journal=journal,
+        cluster=cluster,
     )
     with Interrupts():  # a polite kill leaves no more behind than Ctrl-C
         done = tuner.run()

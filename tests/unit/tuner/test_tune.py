@@ -15,10 +15,11 @@ from flatout.ground.errors import BadInput
 from flatout.measure.evidence import Evidence
 from flatout.tuner import tune as tuning
 from flatout.tuner.patches.patch import sha256
+from flatout.tuner.results.machine import Machine, machine_of
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trial.switched import ArmResult
-from flatout.tuner.trials import Trials
+from flatout.tuner.trials import Trials, Unit
 from flatout.tuner.tune import Tuner, plan_of, source_of
 from tests.unit.tuner.patches.test_patch import LOOP
 from tests.unit.tuner.patches.test_patch import finding as found_at
@@ -37,11 +38,25 @@ class GivenTrials:
     def __init__(self, folder: Path, result: Callable[[set[str]], TrialResult]) -> None:
         self.folder, self._result, self.num_run = folder, result, 0
         self._random = random.Random(1)
+        self.expected: list[tuple[str, list[Unit]]] = []
 
     def __enter__(self) -> GivenTrials:
         return self
 
     def __exit__(self, *_: object) -> None: ...
+
+    slots = 1
+
+    def expect(self, label: str, units: Sequence[Unit]) -> None:
+        self.expected.append((label, list(units)))
+
+    def forget(self, label: str | None = None) -> None: ...
+
+    def machine(self, evidence: Evidence) -> Machine:
+        return machine_of(evidence)
+
+    def run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
+        return self.run(first), self.run(second)
 
     def run(self, doses: Sequence[Dose], *, first_step: str | None = None, **options: Any) -> TrialResult:
         self.num_run += 1

@@ -13,11 +13,12 @@ from collections import defaultdict, deque
 from pathlib import Path
 from typing import Any
 
+from flatout.ground.atomic_files import cut_torn_line
 from flatout.ground.codec import WrongShape, decode, encode
 from flatout.ground.runs import home_folder
 from flatout.tuner.trial.meter import TrialResult
 
-FORMAT, VERSION = "flatout-tuning-journal", 1
+FORMAT, VERSION = "flatout-tuning-journal", 2
 
 
 def journal_path(command: tuple[str, ...]) -> Path:
@@ -33,25 +34,34 @@ class Journal:
         self, path: Path, *, job: dict[str, Any], resume: bool = False, evidence: Path | None = None
     ) -> None:
         self.path = path
-        self._known: dict[str, deque[TrialResult]] = defaultdict(deque)
+        self._known: dict[str, deque[tuple[TrialResult, ...]]] = defaultdict(deque)
         lines = _read(path) if resume else []
         if lines and lines[0].get("job") == job:
             for line in lines[1:]:
-                self._known[line["key"]].append(line["result"])
+                self._known[line["key"]].append(line["results"])
         self.num_known = sum(map(len, self._known.values()))
-        if not self.num_known:
+        if self.num_known:
+            cut_torn_line(path)
+        else:
             path.parent.mkdir(parents=True, exist_ok=True)
             where = None if evidence is None else str(evidence)
             head = {"format": FORMAT, "version": VERSION, "job": job, "evidence": where}
             path.write_text(json.dumps(head) + "\n", encoding="utf-8")
 
-    def find(self, key: str) -> TrialResult | None:
-        """The next result of trials like this one that was written down."""
+    def count(self, key: str) -> int:
+        """How many results of such trials were written down and not asked for yet."""
+        return len(self._known[key])
+
+    def find(self, key: str) -> tuple[TrialResult, ...] | None:
+        """The next results of trials like these that were written down."""
         return self._known[key].popleft() if self._known[key] else None
 
-    def add(self, key: str, result: TrialResult) -> None:
+    def add(self, key: str, *results: TrialResult, ahead: bool = False) -> None:
+        """Write down trials that ran together; `ahead` of being asked for, they can be found."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": key, "result": encode(result)}) + "\n")
+            file.write(json.dumps({"key": key, "results": encode(list(results))}) + "\n")
+        if ahead:
+            self._known[key].append(results)
 
     def close(self) -> None:
         """The tuning is done: nothing is left to resume."""
@@ -78,7 +88,8 @@ def _read(path: Path) -> list[dict[str, Any]]:
         try:
             entry = json.loads(line)
             if found:
-                entry = {"key": entry["key"], "result": decode(TrialResult, entry["result"])}
+                results = tuple(decode(TrialResult, result) for result in entry["results"])
+                entry = {"key": entry["key"], "results": results}
             elif entry.get("format") != FORMAT or entry.get("version") != VERSION:
                 return []
         except (ValueError, KeyError, TypeError, WrongShape):

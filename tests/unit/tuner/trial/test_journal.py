@@ -20,8 +20,14 @@ def test_results_come_back_in_their_order_and_only_for_the_same_job(tmp_path: Pa
     with path.open("a") as file:
         file.write('{"key": "a", "resu')  # cut off by an interrupt
     again = Journal(path, job=job, resume=True)
-    assert again.num_known == 3
-    assert [again.find("a"), again.find("a"), again.find("a"), again.find("b")] == [ONE, OTHER, None, OTHER]
+    assert again.num_known == 3 and again.count("a") == 2
+    assert [again.find("a"), again.find("a"), again.find("a")] == [(ONE,), (OTHER,), None]
+    again.add("c", ONE, OTHER)  # behind what was cut off
+    assert again.find("c") is None  # who runs a trial has its result
+    again.add("d", ONE, ahead=True)
+    assert again.find("d") == (ONE,)
+    third = Journal(path, job=job, resume=True)
+    assert (third.find("b"), third.find("c"), third.find("d")) == ((OTHER,), (ONE, OTHER), (ONE,))
     assert Journal(path, job={"command": ["other.py"]}, resume=True).num_known == 0
     again.close()
     assert not path.parent.exists()

@@ -52,6 +52,8 @@ class LocalTrials:
 
     def __exit__(self, *_: object) -> None: ...
 
+    def expect(self, label: str, units: object) -> None: ...
+
     def run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
         self.num_run += 1
         plan = self.plan

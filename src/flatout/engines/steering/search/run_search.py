@@ -34,7 +34,7 @@ from flatout.engines.steering.trials.scoring import check_choices, check_room, f
 from flatout.engines.steering.vectors.fit_questions import fit_questions, save_vectors
 from flatout.engines.steering.vectors.steering_vectors import load_methods, method_file
 from flatout.engines.steering.workers.crew import Crew, end_with_starter, plan_workers
-from flatout.engines.steering.workers.heartbeat import Heartbeat, wait_for_silence
+from flatout.engines.steering.workers.heartbeat import Heartbeat, read_beats, wait_for_silence
 from flatout.engines.steering.workers.placement import Placement, place_model
 from flatout.engines.steering.workers.ray_crew import RayCrew
 from flatout.ground.atomic_files import refused_by_disk, try_lock, unwritable
@@ -80,7 +80,7 @@ def run_search(settings: SearchSettings, *, on_progress: OnProgress, on_event: O
             on_progress(f"vectors of {len(vectors)} methods are in {settings.vectors_folder}")
         earlier_s = _earlier_s(settings, study)
         began_s = time.monotonic()
-        crew = _crew(settings, placed.value, path, on_progress=on_progress)
+        crew = _crew(settings, placed.value, path, study, on_progress=on_progress)
         with _end_for_the_user(settings), Heartbeat(study.study, FIRST), crew:
             search.run(trials=settings.trials, batch_trials=_batch_trials(settings, placed.value))
             dead = {one.name for one in crew.wait()}
@@ -152,7 +152,7 @@ def joining_command(settings: Path) -> list[str]:
 
 
 def _crew(
-    settings: SearchSettings, placement: Placement, path: Path, *, on_progress: OnProgress
+    settings: SearchSettings, placement: Placement, path: Path, study: SearchStudy, *, on_progress: OnProgress
 ) -> Crew | RayCrew:
     """Plan the workers beside this one."""
     command = joining_command(path)
@@ -163,6 +163,7 @@ def _crew(
         workers=settings.workers or 1,
         gpus_each=len(placement.replicas[0]),
         address=settings.ray,
+        beats=lambda: read_beats(study.study),
         on_progress=on_progress,
     )
 

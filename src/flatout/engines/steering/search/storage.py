@@ -3,10 +3,15 @@
 A journal file is the default: it serves several processes on one machine or a shared folder.  Many nodes take
 PostgreSQL (`postgresql://...`) or the proxy (`grpc://host:port`).  SQLite locks under parallel work and is
 refused.
+
+A server can be restarted, and a network can stall, in the middle of a search: what fails for that reason is
+asked again until the server is back.
 """
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 import math
 import os
@@ -14,7 +19,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +33,10 @@ if TYPE_CHECKING:
 
 LOCK_SUFFIX = ".lock"
 SYNC_S = 1.0
+PATIENCE_S = 1800.0  # with a server that was there and is away
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 5.0  # between two questions to it
+# Of libpq: a server that vanished without a word is noticed after a minute.
+LIBPQ = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 STALE_LOCK_S = 10  # a line of the journal takes milliseconds: a lock this old is a dead worker's
 
 
@@ -51,20 +60,88 @@ def open_storage(where: str | Path) -> optuna.storages.BaseStorage:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ignored)
             found = storages.GrpcStorageProxy(host=url.hostname or "localhost", port=url.port or 13000)
-        return found
+        return PatientStorage(found)  # type: ignore[return-value]
     if url.scheme.startswith("postgresql"):
+        options: dict[str, Any] = {"pool_pre_ping": True}
+        if url.scheme.partition("+")[2] in ("", "psycopg", "psycopg2"):
+            options["connect_args"] = LIBPQ
         try:
-            found = storages.RDBStorage(str(where))
+            found = storages.RDBStorage(_name_driver(str(where)), engine_kwargs=options)
         except ImportError as error:
             raise BadInput(
-                f"a study at {url.scheme}:// needs a driver: {error}", hint="pip install psycopg2-binary"
+                f"a study at {url.scheme}:// needs a driver: {error}",
+                hint="pip install 'flatout[postgresql]'",
             ) from error
-        return found
+        return PatientStorage(storages.get_storage(found))  # type: ignore[return-value]
     raise BadInput(
         f"a study cannot be kept at {url.scheme}://",
         hint="give the path of a journal file, postgresql://... or grpc://host:port"
         + ("; SQLite locks under parallel work" if url.scheme == "sqlite" else ""),
     )
+
+
+class PatientStorage:
+    """A storage on a server: what fails because the server is away is asked again until it is back.
+
+    Nothing is asked again before the first answer.  A question that fails may have been answered, and the
+    answer alone was lost: attributes, values and parameters are then written again as they are; a trial that
+    was ended stays ended; and of one that was begun twice the second has an owner, and the first is failed
+    when the search ends.
+    """
+
+    def __init__(self, storage: Any) -> None:
+        self._storage, self._has_answered = storage, False
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_storage":  # of a copy that is being made
+            raise AttributeError(name)
+        found = getattr(self._storage, name)
+        return functools.partial(self._ask, found) if callable(found) else found
+
+    def _ask(self, method: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        optuna: Any = import_extra("optuna", extra="steering")
+        began_s, pause_s = time.monotonic(), FIRST_PAUSE_S
+        while True:
+            try:
+                answer = method(*arguments, **options)
+                self._has_answered = True
+                return answer
+            except optuna.exceptions.UpdateFinishedTrialError:
+                if pause_s == FIRST_PAUSE_S:
+                    raise
+                return True
+            except _storage_errors(optuna) as error:
+                is_over = not self._has_answered or time.monotonic() - began_s > PATIENCE_S
+                if is_over or not _is_away(error):
+                    raise
+                reason = " ".join(str(error.__cause__ or error).split())[:120]
+            if pause_s == FIRST_PAUSE_S:
+                words = f"the study's storage is away ({reason}); waiting up to {PATIENCE_S:.0f} s for it"
+                warnings.warn(words, RuntimeWarning, stacklevel=3)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+
+def _name_driver(url: str) -> str:
+    """Name the driver that is installed: which one an address without a name means depends on SQLAlchemy."""
+    for driver in ("psycopg", "psycopg2"):
+        if url.startswith("postgresql://") and importlib.util.find_spec(driver):
+            return url.replace("postgresql", f"postgresql+{driver}", 1)
+    return url
+
+
+def _is_away(error: BaseException | None) -> bool:
+    """Whether a server could not be reached, and not: whether it refused what it was asked."""
+    while error is not None:
+        if type(error).__name__ in ("OperationalError", "InterfaceError"):
+            return True
+        if getattr(error, "connection_invalidated", False):
+            return True
+        code = getattr(error, "code", None)  # of gRPC
+        if callable(code) and code().name in ("UNAVAILABLE", "DEADLINE_EXCEEDED"):
+            return True
+        error = error.__cause__
+    return False
 
 
 class JournalFile:

@@ -55,6 +55,11 @@ class Heartbeat:
         self._study.set_user_attr(self._key, self._count)
 
 
+def read_beats(study: optuna.Study) -> dict[str, object]:
+    """Read what each worker last said, by its name."""
+    return {key.removeprefix(KEY): beat for key, beat in study.user_attrs.items() if key.startswith(KEY)}
+
+
 def wait_for_silence(
     study: optuna.Study,
     workers: Iterable[str],
@@ -74,7 +79,10 @@ def wait_for_silence(
     changed_s = dict.fromkeys(waiting, began)
     told = False
     while True:
+        asked_s = clock()
         beats = study.user_attrs
+        if clock() - asked_s > beat_s:  # a storage that was away says nothing of who wrote to it
+            changed_s = dict.fromkeys(waiting, clock())
         for worker in waiting:
             beat = beats.get(KEY + worker)
             if worker in known_dead or beat is None or beat == ENDED:

@@ -3,19 +3,22 @@
 Ray finds free GPUs and starts a process beside each; nothing else of a search goes through it.  The workers
 are those that `--workers` starts, and they meet in the study's storage: every node must reach it, and find
 the model and the questions under the same paths.  A worker is a child of Ray's task, so that a cancelled task
-or a lost driver closes its standard input, and with it the worker.
+or a lost driver closes its standard input, and with it the worker.  Of a lost node the worker starts again
+elsewhere under its name, and goes on with what it had begun; one that found no room waits for a node to join.
 """
 
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flatout.engines.run.folder import OnProgress
 from flatout.engines.steering.workers.crew import SUPERVISED, Ended
-from flatout.ground.errors import BadInput, import_extra
+from flatout.ground.errors import BadInput
+from flatout.hardware.ray_cluster import RayCluster
 
 TAIL_LINES = 5
 
@@ -23,7 +26,8 @@ TAIL_LINES = 5
 class RayCrew:
     """Workers wherever Ray finds room; leaving the block early cancels them.
 
-    `address` is that of a running cluster; "auto" finds it, "local" starts one of this machine.
+    `beats` tells what each worker last said to the study: one that has said nothing since it was asked for is
+    not waited for.
     """
 
     def __init__(
@@ -33,87 +37,59 @@ class RayCrew:
         workers: int,
         gpus_each: int,
         address: str = "auto",
+        beats: Callable[[], Mapping[str, object]] | None = None,
         on_progress: OnProgress,
     ) -> None:
-        self._command, self._workers, self._address = command, workers, address
-        self._gpus_each, self._on_progress = gpus_each, on_progress
-        self._ray: Any = import_extra("ray", extra="ray")
-        self._had_connection = self._ray.is_initialized()
+        self._command, self._workers, self._beats, self._on_progress = command, workers, beats, on_progress
+        self._cluster = RayCluster(address, gpus=gpus_each, cpus=1)
         self._waiting: dict[Any, str] = {}  # task -> name of its worker
 
     def __enter__(self) -> RayCrew:
-        if not self._had_connection:
-            self._connect()
-        try:
-            self._check_room()
-        except BadInput:
-            self.__exit__()
-            raise
-        start = self._ray.remote(run_command).options(
-            num_cpus=1,
-            num_gpus=self._gpus_each,
-            scheduling_strategy="SPREAD",
-            max_retries=1,  # of a node that was lost: its worker starts again elsewhere and joins the study
-        )
-        device = "cuda" if self._gpus_each else "cpu"
+        self._cluster.__enter__()
+        self._before = self._beats() if self._beats else {}
+        if lack := self._cluster.describe_lack():
+            self._on_progress(lack)
+        device = "cuda" if self._cluster.gpus else "cpu"
         for number in range(self._workers):
             name = f"ray-{number}"
             command = [*self._command, "--device", device, "--worker", name]
-            task = start.remote(command, os.getcwd())
-            self._waiting[task] = name
+            self._waiting[self._cluster.submit(run_command, command)] = name
         return self
 
     def __exit__(self, *error: object) -> None:
-        for task in self._waiting:
-            self._ray.cancel(task, force=True)
-        if not self._had_connection:
-            self._ray.shutdown()
+        self._cluster.__exit__(*error)
 
     def wait(self) -> list[Ended]:
-        """Wait until all have ended, well or not."""
-        ended = []
+        """Wait until all that have begun have ended, well or not."""
+        ended = self._cancel_unbegun(self._beats()) if self._beats else []
         while self._waiting:
-            (task,), _ = self._ray.wait(list(self._waiting), num_returns=1)
-            try:
-                code, tail, node = self._ray.get(task)
-            except self._ray.exceptions.RayError as error:
-                code, tail, node = 1, [type(error).__name__], "a lost node"
-            ended.append(Ended(name=self._waiting.pop(task), code=code))
-            said = f": {' | '.join(tail)}" if code and tail else ""
-            self._on_progress(f"worker {ended[-1].name} on {node} ended with {ended[-1].reason}{said}")
+            for task in self._cluster.wait(self._waiting):
+                try:
+                    _, (code, tail, host) = self._cluster.result(task)
+                except BadInput as error:
+                    code, tail, host = 1, [error.message], "the cluster"
+                ended.append(Ended(name=self._waiting.pop(task), code=code))
+                said = f": {' | '.join(tail)}" if code and tail else ""
+                self._on_progress(f"worker {ended[-1].name} on {host} ended with {ended[-1].reason}{said}")
         return ended
 
-    def _connect(self) -> None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone unasked
-        try:
-            self._ray.init(address=self._address, log_to_driver=False, logging_level="error")
-        except ConnectionError:
-            raise BadInput(
-                f"no Ray cluster at {self._address!r}",
-                hint="start one with ray start --head, or take --ray local",
-            ) from None
-
-    def _check_room(self) -> None:
-        """Refuse a task that no node can hold: it would wait forever."""
-        wanted = {"CPU": 1, "GPU": self._gpus_each}
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        if any(all(node.get(kind, 0) >= number for kind, number in wanted.items()) for node in nodes):
-            return
-        most = {kind: max((int(node.get(kind, 0)) for node in nodes), default=0) for kind in wanted}
-        raise BadInput(
-            f"a worker wants {self._gpus_each} GPUs and 1 CPU; the {len(nodes)} nodes of"
-            f" the Ray cluster have at most {most['GPU']} and {most['CPU']}",
-            hint="take --device cpu, or add a node that has them",
-        )
+    def _cancel_unbegun(self, now: Mapping[str, object]) -> list[Ended]:
+        """Cancel what still waits for a node or loads its model: the study has all its trials."""
+        unbegun = []
+        for task, name in list(self._waiting.items()):
+            if name in now and now[name] != self._before.get(name):
+                continue
+            if not self._cluster.wait([task], timeout_s=0):
+                self._cluster.cancel(task)
+                unbegun.append(Ended(name=self._waiting.pop(task), code=0))
+                self._on_progress(f"worker {name} was not needed")
+        return unbegun
 
 
-def run_command(command: Sequence[str], folder: str) -> tuple[int, list[str], str]:
+def run_command(command: Sequence[str]) -> tuple[int, list[str], str]:
     """Run a worker as a child on a node; return its exit code, its last lines, and the node's name."""
-    import socket
-
     with subprocess.Popen(
         list(command),
-        cwd=folder,
         env={**os.environ, SUPERVISED: "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,

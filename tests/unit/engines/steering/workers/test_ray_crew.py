@@ -1,89 +1,43 @@
-"""Workers on a real Ray cluster of two nodes, where Ray is installed."""
+"""What becomes of workers that were asked for on a cluster; tests/cli/test_ray.py has a real one."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from flatout.engines.steering.workers.ray_crew import RayCrew, run_command
-from flatout.ground.errors import MissingExtra
-
-HAS_RAY = importlib.util.find_spec("ray") is not None
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
-
-# In a process of its own: Ray leaves threads, sockets and warnings behind.
-ON_TWO_NODES = """
-import json, os, sys
-from ray.cluster_utils import Cluster
-from flatout.engines.steering.workers.ray_crew import RayCrew
-from flatout.ground.errors import BadInput
-
-folder, child = sys.argv[1:]
-cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 0})
-cluster.add_node(num_cpus=1, num_gpus=0)
-said, answer = [], {}
-
-def codes(command, **changes):
-    options = {"workers": 2, "gpus_each": 0, "address": cluster.address, **changes}
-    with RayCrew(command, **options, on_progress=said.append) as crew:
-        return [one.code for one in crew.wait()]
-
-answer["codes"] = codes([sys.executable, child, folder])
-answer["failed"] = codes([sys.executable, "-c", "import sys; sys.exit('no luck')"])
-try:
-    codes(["true"], gpus_each=4)
-except BadInput as error:
-    answer["refused"] = str(error)
-answer["said"] = said
-cluster.shutdown()
-print(json.dumps(answer))
-"""
-# The first worker waits for the second at a pipe: both end only if both run at the same time.
-CHILD = """
-import os, sys
-folder = sys.argv[1]
-try:
-    os.close(os.open(f"{folder}/first", os.O_CREAT | os.O_EXCL))
-    is_first = True
-except FileExistsError:
-    is_first = False
-os.close(os.open(f"{folder}/pipe", os.O_RDONLY if is_first else os.O_WRONLY))
-"""
+from tests.support.fake_ray import FakeRay
 
 
-@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed: pip install 'flatout[ray]'")
-def test_workers_run_on_two_nodes_at_once(tmp_path: Path) -> None:
-    script, child, folder = tmp_path / "driver.py", tmp_path / "child.py", tmp_path / "met"
-    script.write_text(ON_TWO_NODES)
-    child.write_text(CHILD)
-    folder.mkdir()
-    os.mkfifo(folder / "pipe")
-    done = subprocess.run(
-        [sys.executable, script, folder, child], env=ENVIRONMENT, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    answer = json.loads(done.stdout.splitlines()[-1])
-    # Each node has one CPU and each worker takes one: two that met stood on two nodes.
-    assert answer["codes"] == [0, 0], answer
-    assert "a worker wants 4 GPUs" in answer["refused"]
-    assert answer["failed"] == [1, 1]
-    assert any("no luck" in line for line in answer["said"])
+def test_workers_are_named_and_what_failed_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay([(2, 0)]).install(monkeypatch)
+    said: list[str] = []
+    command = [sys.executable, "-c", "import sys; print(sys.argv[1:]); sys.exit('no luck')"]
+    with RayCrew(command, workers=1, gpus_each=0, on_progress=said.append) as crew:
+        assert [(one.name, one.code) for one in crew.wait()] == [("ray-0", 1)]
+    assert len(said) == 1 and "worker ray-0 on " in said[0] and said[0].endswith("exit code 1: no luck")
+    assert ray.started[0].options["num_cpus"] == 1
+    assert ray.started[0].arguments[2][0][-4:] == ["--device", "cpu", "--worker", "ray-0"]
 
 
-@pytest.mark.skipif(HAS_RAY, reason="ray is installed")
-def test_without_ray_the_extra_is_named() -> None:
-    with pytest.raises(MissingExtra, match=r"flatout\[ray\]"):
-        RayCrew(["true"], workers=1, gpus_each=0, on_progress=print)
+def test_who_said_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray = FakeRay([(2, 0)]).install(monkeypatch)
+    said: list[str] = []
+    beats: dict[str, object] = {"0": 3, "ray-1": "ended", "ray-2": 7}  # of an earlier search
+    crew = RayCrew(["true"], workers=4, gpus_each=1, beats=lambda: dict(beats), on_progress=said.append)
+    with crew:
+        beats |= {"ray-0": 1, "ray-2": 8}
+        ended = crew.wait()
+    assert said[0].startswith("a task takes 1 GPUs and 1 CPUs") and "waiting for one to join" in said[0]
+    assert said[1:3] == ["worker ray-1 was not needed", "worker ray-3 was not needed"]
+    assert [task.is_cancelled for task in ray.started] == [False, True, False, True]
+    assert sorted(one.name for one in ended) == ["ray-0", "ray-1", "ray-2", "ray-3"]
+    assert "cuda" in ray.started[0].arguments[2][0]
 
 
-def test_a_worker_of_a_node_answers_with_its_code_and_last_lines(tmp_path: Path) -> None:
+def test_a_worker_of_a_node_answers_with_its_code_and_last_lines() -> None:
     code = "import sys; [print(i, file=sys.stderr) for i in range(9)]; sys.exit(4)"
-    returned, tail, node = run_command([sys.executable, "-c", code], str(tmp_path))
+    returned, tail, node = run_command([sys.executable, "-c", code])
     assert (returned, tail) == (4, ["4", "5", "6", "7", "8"])
     assert node

@@ -1,0 +1,193 @@
+"""Trials as tasks on the nodes of a Ray cluster.
+
+A tuning asks for one trial after the other, and what it asks next depends on the answers.  It also knows what
+it will most likely ask: the next treatments, on top of what is kept so far.  Those run ahead on other nodes,
+and what turns out not to be asked for is cancelled: the answers, and so the end, are those of one machine.
+
+What is compared by its times runs in one task on one node: both arms of a pair, or the blocks of one run.
+Numbers are compared between nodes, so these must be of one kind: the first to answer sets it, and others get
+no task.
+
+Every answer is in the journal as soon as it comes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flatout.ground.codec import encode
+from flatout.hardware.ray_cluster import RayCluster
+from flatout.measure.evidence import Evidence
+from flatout.tuner.results.machine import Machine, machine_of
+from flatout.tuner.treatment import Dose
+from flatout.tuner.trial.meter import TrialResult
+from flatout.tuner.trials import TrialPlan, Trials, Unit, pair_of
+
+LOOK_S = 10.0  # between two looks at a cluster that has no room
+THREADS = "OMP_NUM_THREADS"  # which Ray sets to a task's cores
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """What a node must know to run trials."""
+
+    command: tuple[str, ...]
+    module: bool
+    plan: TrialPlan
+    ranks: int
+    threads: str | None  # OMP_NUM_THREADS, as the command was given
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """What a node found."""
+
+    kind: str  # of machine
+    results: tuple[TrialResult, ...]
+    files: dict[str, bytes]  # path on the machine of the command -> content
+
+
+@dataclass(kw_only=True, slots=True)
+class _Task:
+    key: str
+    unit: Unit
+    labels: set[str] = field(default_factory=set)  # under which it is expected; none: it is asked for
+
+
+class ClusterTrials(Trials):
+    """Runs trials of one job on a cluster."""
+
+    def __init__(self, cluster: RayCluster, command: Sequence[str], **options: Any) -> None:
+        super().__init__(command, **options)
+        assert self.journal is not None
+        self._cluster, self._journal = cluster, self.journal
+        self._tasks: dict[Any, _Task] = {}
+        self._kind: str | None = None
+
+    def __exit__(self, *error: object) -> None:
+        for task in self._tasks:
+            self._cluster.cancel(task)
+        self._tasks = {}
+        super().__exit__(*error)
+
+    def run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
+        """One run of the script, on some node."""
+        return self._run_unit(((tuple(doses), changes),))[0]
+
+    def run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
+        """Two runs of the script, one after the other on one node."""
+        one, other = self._run_unit(pair_of(first, second))
+        return one, other
+
+    @property
+    def slots(self) -> int:
+        return max(1, self._cluster.slots())
+
+    def expect(self, label: str, units: Sequence[Unit]) -> None:
+        """Start what is neither running nor known yet."""
+        wanted: dict[str, list[Unit]] = defaultdict(list)
+        for unit in units:
+            wanted[self._key(unit)].append(unit)
+        for key, same in wanted.items():
+            running = [task for task in self._tasks.values() if task.key == key]
+            for task in running:
+                task.labels.add(label)
+            for unit in same[len(running) + self._journal.count(key) :]:
+                self._start(_Task(key=key, unit=unit, labels={label}))
+
+    def forget(self, label: str | None = None) -> None:
+        """Cancel what is expected under this label alone, or everything."""
+        for task, known in list(self._tasks.items()):
+            known.labels = set() if label is None else known.labels - {label}
+            if not known.labels:
+                del self._tasks[task]
+                self._cluster.cancel(task)
+
+    def machine(self, evidence: Evidence) -> Machine:
+        _, found = self._cluster.result(self._cluster.submit(machine_of, evidence))
+        return found  # type: ignore[no-any-return]
+
+    def _key(self, unit: Unit) -> str:
+        runs = [[list(doses), changes] for doses, changes in unit]
+        return json.dumps(encode([self.plan, runs]), sort_keys=True)
+
+    def _run_unit(self, unit: Unit) -> tuple[TrialResult, ...]:
+        key = self._key(unit)
+        leaves_file = any("first_step" in changes for _, changes in unit)
+        while (known := self._journal.find(key)) is None:
+            if all(task.key != key for task in self._tasks.values()):
+                self._start(_Task(key=key, unit=unit))
+            arrived = self._collect()
+            if leaves_file and key in arrived:  # the file is gone with the folder: it is not written down
+                return arrived[key]
+        return known
+
+    def _start(self, task: _Task) -> None:
+        job = Job(
+            command=self.command,
+            module=self.module,
+            plan=self.plan,
+            ranks=self.ranks,
+            threads=os.environ.get(THREADS),
+        )
+        self._tasks[self._cluster.submit(run_unit, job, task.unit)] = task
+
+    def _collect(self) -> dict[str, tuple[TrialResult, ...]]:
+        """Wait for an answer, and write down every one that came."""
+        ended = self._cluster.wait(self._tasks, timeout_s=LOOK_S)
+        if not ended and (lack := self._cluster.describe_lack()):
+            self.on_progress(lack)
+        arrived: dict[str, tuple[TrialResult, ...]] = {}
+        for task in ended:
+            known = self._tasks.pop(task)
+            node, answer = self._cluster.result(task)
+            self._kind = self._kind or answer.kind
+            if answer.kind != self._kind:
+                self.on_progress(f"a node is left out: it has {answer.kind}; others have {self._kind}")
+                self._cluster.avoid(node)
+                self._start(known)
+                continue
+            self.num_run += len(answer.results)
+            for path, content in answer.files.items():
+                Path(path).write_bytes(content)
+            if answer.files or any("first_step" in changes for _, changes in known.unit):
+                arrived[known.key] = answer.results
+            else:
+                self._journal.add(known.key, *answer.results, ahead=True)
+        return arrived
+
+
+def run_unit(job: Job, unit: Unit) -> Answer:
+    """Run trials on the node of this process; of what they leave behind only files asked for are kept."""
+    if job.threads is None:
+        os.environ.pop(THREADS, None)
+    else:
+        os.environ[THREADS] = job.threads
+    results, files = [], {}
+    with Trials(job.command, module=job.module, plan=job.plan, ranks=job.ranks) as trials:
+        for doses, changes in unit:
+            wanted = changes.get("first_step")
+            here = trials.folder / "first_step.safetensors"
+            given = changes if wanted is None else {**changes, "first_step": str(here)}
+            results.append(trials.run(doses, **given))
+            if wanted is not None and here.exists():
+                files[wanted] = here.read_bytes()
+                here.unlink()
+    return Answer(kind=describe_machine(), results=tuple(results), files=files)
+
+
+def describe_machine() -> str:
+    """What numbers depend on, of this machine."""
+    from flatout.hardware.host import read_host
+    from flatout.hardware.nvml import read_gpus
+    from flatout.ground.packages import installed_version
+
+    host, gpus = read_host(), read_gpus().gpus
+    gpu = gpus[0].name if gpus else "no GPU"
+    return f"{gpu}, {host.cpu_model}, {host.cores} cores, torch {installed_version('torch')}"

@@ -1,0 +1,153 @@
+"""A search and the trials of a tuning on a real Ray cluster, one of whose nodes is killed and replaced."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.steering import tiny_search, write_tiny
+from tests.support.two_nodes import TwoNodes
+from tests.support.warm_python import warm
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'flatout[ray]'"
+)
+
+# Commands start in a tenth of a second, on the nodes, too.
+DRIVER = "import sys; sys.executable = sys.argv.pop(1); from flatout.cli.app import main; main()"
+
+# A judge at which every worker waits: the first one at its first text, those of the cluster at their third.
+GATE = """
+import os, pathlib, time
+folder, seen = pathlib.Path(__file__).parent, 0
+
+def judge(question, text):
+    global seen
+    seen += 1
+    is_on_cluster = "FLATOUT_STEER_SUPERVISED" in os.environ
+    if is_on_cluster and seen == 3:
+        (folder / f"waits-{os.getpid()}").touch()
+    while (seen == 3 or not is_on_cluster) and not (folder / "open").exists():
+        time.sleep(0.02)
+    return float(len(text))
+"""
+
+# What a script writes goes to a folder of its trial; what its children write does not.
+TRAIN = """
+import os, pathlib, subprocess, time, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+subprocess.run(["touch", f"waits-{os.getppid()}"])
+while not pathlib.Path("open").exists():
+    time.sleep(0.02)
+for step in range(100):
+    loss = model(torch.randn(8, 4)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+TRIALS = """
+import json, sys
+from pathlib import Path
+from flatout.hardware.ray_cluster import RayCluster
+from flatout.tuner.treatment import Dose
+from flatout.tuner.trial.journal import Journal
+from flatout.tuner.trial.on_cluster import ClusterTrials
+from flatout.tuner.trials import TrialPlan, pair_of
+
+first, second = [], [Dose(name="garbage-every", value=50)]
+plan = TrialPlan(warmup=2, blocks=2, block_steps=2, limit_s=120.0)
+journal = Journal(Path("journal.jsonl"), job={})
+with RayCluster(sys.argv[1]) as cluster:
+    with ClusterTrials(cluster, ["train.py"], module=False, plan=plan, journal=journal) as trials:
+        trials.expect("pairs", [pair_of(first, second), pair_of(second, first)])
+        pairs = [*trials.run_pair(first, second), *trials.run_pair(second, first)]
+print(json.dumps([[run.ended, run.losses, len(run.blocks_s)] for run in pairs]))
+"""
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[TwoNodes]:
+    with TwoNodes() as made:
+        yield made
+
+
+def until(happens: Callable[[], Any]) -> None:
+    for _ in range(3000):
+        if happens():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it did not happen within minutes")
+
+
+def start(nodes: TwoNodes, folder: Path, *arguments: str | Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [str(warm().bin / "python"), "-c", *map(str, arguments)],
+        cwd=folder,
+        env={**nodes.environment, "HF_HUB_OFFLINE": "1"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def rows_in(out: Path) -> dict[str, list[str]]:
+    return {path.stem: path.read_text().splitlines() for path in (out / "rows").glob("*.jsonl")}
+
+
+def test_a_killed_node_costs_a_search_no_row_and_its_worker_goes_on_elsewhere(
+    nodes: TwoNodes, tmp_path: Path
+) -> None:
+    tiny, out = write_tiny(tmp_path / "tiny"), tmp_path / "run"
+    (tmp_path / "gate.py").write_text(GATE)
+    config = tmp_path / "search.yaml"
+    given = tiny_search(tiny, out, judge="gate:judge", max_new_tokens=3, workers=2, ray=nodes.address)
+    config.write_text(json.dumps(given))
+    driver = start(nodes, tmp_path, DRIVER, warm().bin / "python", "steer", "search", config, "--json")
+    until(lambda: driver.poll() is not None or len([*tmp_path.glob("waits-*")]) == 2)
+    before = rows_in(out)
+    assert [len(before.get(name, ())) for name in ("ray-0", "ray-1")] == [2, 2], driver.communicate()
+    nodes.remove()
+    nodes.add()
+    (tmp_path / "open").touch()
+    printed, told = driver.communicate()
+    assert driver.returncode == 0, told
+    after = rows_in(out)
+    for name, rows in before.items():
+        assert after[name][: len(rows)] == rows, "a finished row was lost"
+    counted = Counter(
+        (row["trial"], row["question"]) for rows in after.values() for row in map(json.loads, rows)
+    )
+    assert max(counted.values()) == 1, "a finished row was run again"
+    trials = json.loads(printed)["trials"]
+    assert len(trials) == 12 and {trial["state"] for trial in trials} <= {"complete", "pruned"}
+
+
+def test_both_arms_of_a_pair_run_on_one_node_and_a_lost_pair_runs_again(
+    nodes: TwoNodes, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    driver = start(nodes, tmp_path, TRIALS, nodes.address)
+    until(lambda: driver.poll() is not None or len([*tmp_path.glob("waits-*")]) == 2)  # two nodes at once
+    assert driver.poll() is None, driver.communicate()
+    nodes.remove()
+    nodes.add()
+    (tmp_path / "open").touch()
+    printed, told = driver.communicate()
+    assert driver.returncode == 0, told
+    found = json.loads(printed.splitlines()[-1])
+    assert len(found) == 4 and all(run == found[0] for run in found), found
+    assert found[0][0] == "measured" and found[0][2] == 2
+    _, *written = (tmp_path / "journal.jsonl").read_text().splitlines()
+    assert [len(json.loads(line)["results"]) for line in written] == [2, 2]
