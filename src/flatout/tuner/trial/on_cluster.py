@@ -184,9 +184,9 @@ def run_unit(job: Job, unit: Unit) -> Answer:
 
 def describe_machine() -> str:
     """What numbers depend on, of this machine."""
+    from flatout.ground.packages import installed_version
     from flatout.hardware.host import read_host
     from flatout.hardware.nvml import read_gpus
-    from flatout.ground.packages import installed_version
 
     host, gpus = read_host(), read_gpus().gpus
     gpu = gpus[0].name if gpus else "no GPU"
