@@ -4,10 +4,13 @@ Every folder beside this file is one rule, or one of its faults (`costly_block__
 that fault, `clean.py` does the same work without it.  Marks in the scripts say what is right:
 
     # guilty                 this line must be found, by the folder's rule
+    # guilty: NAME           the same by another rule
     # guilty on cuda         the same, but only where the job computes on that kind of device
     # also: NAME, NAME       these rules may speak of this line too; `on cuda` may follow
+    # decoy: NAME            popular advice that is wrong of this line, or of the whole script
 
-Everything else that is said about a script is wrong.  Live runs use `flatout diagnose` on this machine;
+Everything else that is said about a script is wrong.  The scripts of `decoys/` have no fault, or one whose usual
+remedy is another one than it seems: each has at least one line that a hasty eye would blame.  Live runs use `flatout diagnose` on this machine;
 evidence recorded on another (`<rule>/evidence/{planted,clean}_<device>.json`) is replayed, so that rules
 which need a GPU are scored without one.  A recording whose source lines differ from the script is stale,
 and an error.
@@ -44,12 +47,14 @@ from flatout.measure.evidence_file import decode_evidence, load_evidence, save_e
 
 PLANTED = Path(__file__).resolve().parent
 SCRIPTS = ("planted", "clean")
+DECOYS = "decoys"
 LIMIT_S = 180  # beyond the time that a diagnosis is given
 TOGETHER = 2  # cases on as many cores
 SECONDS = 30.0  # of one diagnosis; a quiet machine needs a third of it
 
 _MARK = re.compile(
-    r"#\s*(?:(?P<guilty>guilty)|also:\s*(?P<also>[a-z, -]+?))(?:\s+on\s+(?P<device>\w+))?\s*(?=#|$)"
+    r"#\s*(?:(?P<guilty>guilty)(?::\s*(?P<name>[a-z-]+))?|also:\s*(?P<also>[a-z, -]+?))"
+    r"(?:\s+on\s+(?P<device>\w+))?\s*(?=#|$)"
 )
 
 
@@ -124,6 +129,8 @@ def cases(*, only: str | None = None, live: bool = True) -> list[Case]:
                 found.append(Case(rule=folder.name, script=script))
             for recording in sorted((folder / "evidence").glob(f"{stem}_*.json")):
                 found.append(Case(rule=folder.name, script=script, recording=recording))
+    if live and only in (None, DECOYS):
+        found += [Case(rule=DECOYS, script=script) for script in sorted((PLANTED / DECOYS).glob("*.py"))]
     return found
 
 
@@ -133,7 +140,8 @@ def marks(source: str, *, rule: str) -> list[Mark]:
     for number, text in enumerate(source.splitlines(), start=1):
         for mark in _MARK.finditer(text):
             required = mark["guilty"] is not None
-            rules = (kebab(rule),) if required else tuple(re.split(r"[,\s]+", mark["also"].strip()))
+            names = mark["name"] or kebab(rule) if required else mark["also"].strip()
+            rules = tuple(re.split(r"[,\s]+", names))
             found.append(Mark(line=number, rules=rules, required=required, device=mark["device"]))
     return found
 
@@ -293,7 +301,7 @@ def _code(line: str) -> str:
 def unproven(scores: Sequence[Score]) -> list[str]:
     """Guilty lines that no scored case was expected to find."""
     proven = {score.case.rule for score in scores if score.expected}
-    return sorted({score.case.rule for score in scores} - proven)
+    return sorted({score.case.rule for score in scores} - proven - {DECOYS})
 
 
 def table(scores: Sequence[Score]) -> Iterator[str]:
@@ -304,7 +312,7 @@ def table(scores: Sequence[Score]) -> Iterator[str]:
         yield f"{score.case.name:<{width}}  {score.device or 'n/a':<5} {verdict}"
     yield ""
     for name, words in sums(scores).items():
-        yield f"{name:<12}{words}"
+        yield f"{name:<13}{words}"
 
 
 def sums(scores: Sequence[Score]) -> dict[str, str]:
@@ -314,10 +322,14 @@ def sums(scores: Sequence[Score]) -> dict[str, str]:
     allowed = sum(score.allowed for score in scores)
     found = exact + sum(len(score.inexact) for score in scores)
     said = found + allowed + sum(len(score.wrong) for score in scores)
+    decoys = [score for score in scores if score.case.rule == DECOYS]
+    clean = [score for score in scores if score.case.script.stem == "clean"]
     return {
         "precision": _ratio(found + allowed, said),
         "recall": _ratio(found, expected),
         "exact line": _ratio(exact, found),
+        "clean twins": _ratio(sum(not score.faults for score in clean), len(clean)),
+        "decoys": _ratio(sum(not score.faults for score in decoys), len(decoys)),
     }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -69,7 +70,7 @@ def is_case(item: pytest.Item) -> bool:
 
 
 def test_every_rule_is_planted_and_has_a_clean_twin():
-    rules = {case.rule for case in CASES}
+    rules = {case.rule for case in CASES} - {score.DECOYS}
     one_process = {rule.name for rule in all_rules() if not rule.code.startswith("FO7")}
     assert {score.kebab(rule) for rule in rules} == one_process
     for rule in rules:
@@ -86,7 +87,7 @@ def test_every_guilty_line_is_judged_on_a_device_where_it_counts():
     """A rule that needs a GPU is proven here by what was recorded on one."""
     recorded = {case.rule for case in CASES if case.recording is not None}
     assert not NOT_RECORDED & recorded, "recorded by now: take it off the list"
-    for rule in {case.rule for case in CASES} - NOT_RECORDED:
+    for rule in {case.rule for case in CASES} - NOT_RECORDED - {score.DECOYS}:
         wanted = {
             mark.device
             for mark in score.marks((PLANTED / rule / "planted.py").read_text(), rule=rule)
@@ -95,6 +96,17 @@ def test_every_guilty_line_is_judged_on_a_device_where_it_counts():
         if None not in wanted:
             recordings = [case for case in CASES if case.rule == rule and case.recording is not None]
             assert {case.script.stem for case in recordings} == {"planted", "clean"}, rule
+
+
+def test_every_decoy_names_the_advice_that_is_wrong_there():
+    names = {rule.name for rule in all_rules()}
+    decoys = [case.script for case in CASES if case.rule == score.DECOYS]
+    assert len(decoys) >= 8
+    for script in decoys:
+        source = script.read_text()
+        wrong = set(re.findall(r"# decoy: ([a-z-]+)", source))
+        assert wrong and wrong <= names, script.name
+        assert not wrong & {rule for mark in score.marks(source, rule="decoys") for rule in mark.rules}
 
 
 SOURCE = """import torch
@@ -131,6 +143,8 @@ def test_marks_are_read():
     assert (guilty.line, guilty.rules, guilty.required) == (3, ("tensor-created-in-loop",), True)
     assert (also.line, also.rules, also.required) == (4, ("unpinned-host-memory", "sync-in-step"), False)
     assert (on_cuda.line, on_cuda.device) == (5, "cuda")
+    (named,) = score.marks("x = 1  # guilty: loader-bound on cuda", rule="decoys")
+    assert (named.rules, named.required, named.device) == (("loader-bound",), True, "cuda")
     both = score.marks("x = 1  # guilty  # also: sync-in-step on cuda", rule="a_b")
     assert [(mark.required, mark.device) for mark in both] == [(True, None), (False, "cuda")]
 
@@ -228,9 +242,9 @@ def test_the_table_sums_up(case):
     right = score.judge(case, [finding("tensor-created-in-loop", 3)], device="cpu")
     bad = score.judge(case, [finding("sync-in-step", 1)], device="cpu")
     text = "\n".join(score.table([right, bad]))
-    assert "precision    50.0%  (1 of 2)" in text
-    assert "recall       50.0%  (1 of 2)" in text
-    assert "exact line  100.0%  (1 of 1)" in text
+    assert "precision     50.0%  (1 of 2)" in text
+    assert "recall        50.0%  (1 of 2)" in text
+    assert "exact line   100.0%  (1 of 1)" in text
 
 
 def test_an_unknown_rule_leaves_nothing_to_score(capsys):

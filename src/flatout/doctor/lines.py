@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from random import Random
 
 from flatout.doctor.ceilings import KNOCKED_OUT, MOST, arm_at, holds, host_is_hidden, share_of
+from flatout.doctor.finding import Finding, FixSafety
 from flatout.doctor.readings import phase_means, phase_shares
+from flatout.doctor.rule import Title
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Place, Site, SiteKind, StackPath
@@ -190,39 +192,51 @@ def timing(evidence: Evidence, line: CodeLine) -> str:
 def at_least(found: int, looks: int) -> float:
     """The lower end of the 95 % interval (Wilson's) of a share that was `found` in some `looks`."""
     z, share = 1.96, found / looks
-    spread = z * math.sqrt(share * (1 - share) / looks + (z / looks / 2) ** 2)
+    spread = z * math.sqrt(max(0.0, share * (1 - share)) / looks + (z / looks / 2) ** 2)
     return (share + z**2 / looks / 2 - spread) / (1 + z**2 / looks)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BetweenPhases:
-    """What the training thread was found doing outside the model, the backward pass and the optimizer."""
+def found_between_phases(
+    rule: Title,
+    evidence: Evidence,
+    block_of: Callable[[StackPath], Place | None],
+    *,
+    what: str,
+    fix: str,
+    safety: FixSafety,
+    least: float,
+) -> list[Finding]:
+    """Findings on blocks that hold at least `least` of the step outside its phases.
 
-    place: Place
-    samples: int
-    looks: int  # at the time between the phases
-    share: float  # of the step
-
-
-def between_phases(
-    evidence: Evidence, block_of: Callable[[StackPath], Place | None], *, least: float
-) -> list[BetweenPhases]:
-    """Blocks that hold at least `least` of the step between its phases, by the block each path lies in."""
+    `block_of` tells the block that a path lies in.  Thin evidence is not enough where it could not be left out.
+    """
     stacks, step_s, rest_s = evidence.stacks, evidence.step_s, evidence.phase_s("rest")
     looks = stacks.samples_by_phase.get("rest", 0) if stacks is not None else 0
-    if stacks is None or not step_s or not rest_s or looks < FEWEST_BETWEEN or host_is_hidden(evidence):
+    if stacks is None or not step_s or not rest_s or not looks or host_is_hidden(evidence):
         return []
     found: Counter[Place] = Counter()
     for path in stacks.paths:
         place = block_of(path) if path.phase == "rest" and path.places else None
         if place is not None:
             found[place] += path.samples
-    blocks, rest_share = [], min(1.0, rest_s / step_s)
+    findings, rest_share = [], min(1.0, rest_s / step_s)
     for place, samples in found.most_common():
         share = min(MOST, samples / looks * rest_share)
-        if samples >= FEWEST_SAMPLES and at_least(samples, looks) * rest_share >= least:
-            blocks.append(BetweenPhases(place=place, samples=samples, looks=looks, share=share))
-    return blocks
+        if samples < FEWEST_SAMPLES or share < least:
+            continue
+        proven = rule.proven(
+            evidence,
+            place,
+            f"{what} {show_share(share)} of the step",
+            arms=(KNOCKED_OUT,),
+            figures=(f"on the stack in {samples} of {looks} looks between the phases",),
+            share=share,
+            fix=fix,
+            safety=safety,
+        )
+        is_sure = looks >= FEWEST_BETWEEN and at_least(samples, looks) * rest_share >= least
+        findings += [finding for finding in proven if is_sure or finding.ceiling is not None]
+    return findings
 
 
 def _fetches(evidence: Evidence, place: Place) -> bool:

@@ -6,7 +6,7 @@ from torch import nn
 
 def main():
     torch.manual_seed(8)
-    words = [{"word": str(number), "parents": [number // 2]} for number in range(100_000)]
+    words = [{"word": str(number), "parents": [number // 2]} for number in range(20_000)]
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     inputs = torch.randn(256, 64)

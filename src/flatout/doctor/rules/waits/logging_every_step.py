@@ -34,9 +34,8 @@ from __future__ import annotations
 import re
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import between_phases
+from flatout.doctor.lines import found_between_phases
 from flatout.doctor.rule import title_of
-from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence, Place, StackPath
 
 RULE = title_of(__doc__)
@@ -51,20 +50,15 @@ PRINTS = re.compile(r"(?<![\w.])print\(|\bsys\.(stdout|stderr)\.(write|flush)\("
 
 
 def detect(evidence: Evidence) -> list[Finding]:
-    findings: list[Finding] = []
-    for block in between_phases(evidence, lambda path: _logging_line(path, evidence), least=LEAST_SHARE):
-        share = block.share
-        findings += RULE.proven(
-            evidence,
-            block.place,
-            f"what is logged here in every step takes {show_share(share)} of it",
-            arms=ARMS,
-            figures=(f"on the stack in {block.samples} of {block.looks} looks between the phases",),
-            share=share,
-            fix="log every so many steps",
-            safety="exact",
-        )
-    return findings
+    return found_between_phases(
+        RULE,
+        evidence,
+        lambda path: _logging_line(path, evidence),
+        what="what is logged here in every step takes",
+        fix="log every so many steps",
+        safety="exact",
+        least=LEAST_SHARE,
+    )
 
 
 def _logging_line(path: StackPath, evidence: Evidence) -> Place | None:

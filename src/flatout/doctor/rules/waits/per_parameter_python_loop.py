@@ -36,9 +36,8 @@ import re
 from dataclasses import replace
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import between_phases
+from flatout.doctor.lines import found_between_phases
 from flatout.doctor.rule import title_of
-from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence, Place, StackPath
 
 RULE = title_of(__doc__)
@@ -49,20 +48,15 @@ LOOP = re.compile(rf"^\s*for\b.*\bin\b.*({PARAMETERS})")
 
 
 def detect(evidence: Evidence) -> list[Finding]:
-    findings: list[Finding] = []
-    for block in between_phases(evidence, lambda path: _loop(path, evidence), least=LEAST_SHARE):
-        share = block.share
-        findings += RULE.proven(
-            evidence,
-            block.place,
-            f"a loop over the parameters takes {show_share(share)} of the step",
-            arms=ARMS,
-            figures=(f"on the stack in {block.samples} of {block.looks} looks between the phases",),
-            share=share,
-            fix="do it for all parameters at once (torch._foreach_*, torch.nn.utils.get_total_norm)",
-            safety="reordered",
-        )
-    return findings
+    return found_between_phases(
+        RULE,
+        evidence,
+        lambda path: _loop(path, evidence),
+        what="a loop over the parameters takes",
+        fix="do it for all parameters at once (torch._foreach_*, torch.nn.utils.get_total_norm)",
+        safety="reordered",
+        least=LEAST_SHARE,
+    )
 
 
 def _loop(path: StackPath, evidence: Evidence) -> Place | None:

@@ -34,10 +34,16 @@ def test_what_logs_is_found_at_the_users_line(made, library, text):
     assert (finding.code, finding.place, finding.ceiling.speedup) == ("FO204", made.place(30), 1.5)
 
 
+def test_a_line_that_cannot_be_left_out_is_found_without_a_ceiling(made):
+    (finding,) = detect(job(made))
+    assert finding.ceiling is None and finding.no_ceiling
+
+
 def test_look_alikes(made):
     arm = made.counterfactual("knock-out", 1.5, line=30)
     assert detect(job(made, arm, library="numpy", text="blueprint(loss)")) == []
     assert detect(job(made, arm, library=None, text="self.print(loss)")) == []
-    assert detect(job(made, arm, samples=10)) == []
+    assert detect(job(made, arm, samples=6)) == []
+    assert detect(job(made, samples=10)) == []  # too few looks where nothing was left out
     assert detect(job(made, made.counterfactual("knock-out", 1.0, line=30))) == []
     assert detect(made.evidence()) == []
