@@ -114,13 +114,16 @@ def torchrun(num_ranks: int, *arguments: object) -> subprocess.CompletedProcess[
     return warm().run("torchrun", "--standalone", "--nproc_per_node", str(num_ranks), *arguments)
 
 
-def test_two_ranks_arrive_where_one_does(model: Path, whole: dict[str, Any], tmp_path: Path) -> None:
+def test_two_nodes_arrive_where_one_process_does(model: Path, whole: dict[str, Any], tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = torchrun(2, "-m", "flatout", "evolve", config_file(model, out))
-    assert done.returncode == 0, done.stderr
+    nodes = warm().run_agents("-m", "flatout", "evolve", config_file(model, out), "--json")
+    assert [node.returncode for node in nodes] == [0, 0], nodes
     assert same(last(out), whole)
-    assert done.stdout.count("epochs in") == 1
-    assert done.stderr.count("epoch 6 ") == 1
+    (said,) = [node.stdout for node in nodes if node.stdout]
+    assert sum(node.stderr.count("epoch 6 ") for node in nodes) == 1
+    # Nothing but rewards travels: 16 members, 4 prompts and the number of tokens, in each epoch.
+    assert json.loads(said)["sent_bytes"] == {"rewards": EPOCHS * (16 * 4 + 1) * 8}
+    assert not list(out.glob(".*"))
 
 
 KILLED_ONCE = """

@@ -24,6 +24,7 @@ import tempfile
 import threading
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -102,6 +103,17 @@ class WarmPython:
             text=True,
             check=check,
         )
+
+    def run_agents(self, *command: str | Path, num_nodes: int = 2) -> list[subprocess.CompletedProcess[str]]:
+        """Run a module under one torchrun agent per node, all on this machine, at the same time."""
+        from torch.distributed import TCPStore
+
+        # The store of the rendezvous is here: nobody else can take its port.
+        store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+        place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{store.port}", "--rdzv-conf"]
+        nodes = ["--nnodes", str(num_nodes), "--nproc-per-node", "1", *place, "is_host=0"]
+        with ThreadPoolExecutor(num_nodes) as pool:
+            return list(pool.map(lambda _: self.run("torchrun", *nodes, *command), range(num_nodes)))
 
 
 def serve(address: str) -> None:

@@ -17,11 +17,15 @@ A loop that asks may hang; a second signal is raised at once.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any, Self
+
+SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 
 
 class Terminated(KeyboardInterrupt):
@@ -81,6 +85,12 @@ class Interrupts:
         if not self._holding or (self._ask and self.came):
             raise _interrupt(number)
         self._number = number
+
+
+def end_with_parent(number: int = signal.SIGTERM) -> None:
+    """Let this process be sent a signal when the process that started it is gone; Linux alone can do that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, number, 0, 0, 0)
 
 
 def _interrupt(number: int) -> KeyboardInterrupt:

@@ -31,7 +31,7 @@ import psutil
 from flatout.ground.atomic_files import FULL, replace_whole
 from flatout.ground.codec import WrongShape, decode
 from flatout.ground.errors import BadInput, Interrupted
-from flatout.ground.torchrun import read_launch
+from flatout.ground.torchrun import Launch, read_launch
 
 RUN_VERSION = 1
 FORMAT = "flatout-run"
@@ -84,7 +84,7 @@ class Run:
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES; None: it is not set
     ended_s: float | None = None
     kind: str = "watch"  # the verb: watch, evolve, adapt, steer
-    launcher: int | None = None  # torchrun's process, the same for all ranks and restarts of a job
+    launcher: int | str | None = None  # the launcher's name for the job, or its process: one for all restarts
     exit_code: int | None = None  # of a watched script, where it is known
     end: str | None = None  # finished, interrupted, or the error; None: it is running, died, or did not say
 
@@ -140,8 +140,13 @@ def this_run(name: str | None = None, *, time_s: float, kind: str = "watch") -> 
         world_size=launch.num_ranks if launch.is_launched else None,
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         kind=kind,
-        launcher=os.getppid() if launch.is_launched else None,
+        launcher=launcher_of(launch),
     )
+
+
+def launcher_of(launch: Launch) -> int | str | None:
+    """What tells a job that was started again from another one."""
+    return (launch.job or os.getppid()) if launch.is_launched else None
 
 
 def create_run(run: Run, root: Path | None = None) -> Path:

@@ -106,6 +106,7 @@ class AdapterAssembly:
         self.model = open_encoder(Path(settings.model), device=self.device)
         self.tokenizer = open_tokenizer(Path(settings.model))
         self.fingerprint = weights_fingerprint(self.model)
+        ranks.agree("the encoder's weights", self.fingerprint)
         self.precision = models.choose_dtype(settings.precision, capability=models.capability_of(self.device))
         on_progress(f"precision: {self.precision}")
         dtype: torch.dtype = getattr(torch, self.precision.value)
@@ -245,8 +246,9 @@ class AdapterAssembly:
             examples,
             pad_id=self.pad_id,
             fingerprint=f"{self.fingerprint} {self.precision.value}",
-            folder=self.settings.folder / "features" if self.ranks.first else None,
+            folder=self.settings.folder / "features",
             tokens=self.settings.evaluation.tokens,
+            ranks=self.ranks,
         ).to(self.device)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +34,13 @@ from flatout.engines.adapters.training.phase2_router import train_router
 from flatout.engines.adapters.training.phase3_joint import train_jointly
 from flatout.engines.run.folder import OnProgress, Outcome, choose_folder, ignore, recorded
 from flatout.engines.run.log import RunLog, log_path, read_log
+from flatout.engines.run.meeting import Meeting
 from flatout.engines.run.ranks import Ranks, choose_device
 from flatout.engines.run.settings import save_settings
 from flatout.ground.codec import encode
 from flatout.ground.documents import read_document, write_document
 from flatout.ground.errors import BadInput, MissingExtra
 from flatout.ground.interrupts import Interrupts
-from flatout.ground.torchrun import read_launch
 from flatout.hardware.host import read_host
 from flatout.page.document import write_page
 
@@ -60,6 +60,7 @@ class AdaptOutcome(Outcome):
     status: AdaptStatus
     plots: tuple[str, ...]
     skipped: tuple[str, ...]  # phases that were finished before
+    sent_bytes: dict[str, int] = field(default_factory=dict)  # to other processes, by the first one, by what
 
 
 def train(
@@ -76,13 +77,17 @@ def train(
     A process that torchrun started again after a crash resumes, whether it was asked to or not.
     """
     settings = make_settings(given)
-    resume = resume or read_launch().restarts > 0
-    with Ranks.join(settings.device) as ranks:
+    meeting = Meeting.join()
+    name = Path(settings.model).name
+    out, resume = meeting.begin(
+        # Heads alone go into the run's folder.
+        lambda again: choose_folder(settings.out, kind=VERB, name=name, resume=again or heads_only),
+        resume=resume,
+    )
+    with Ranks.join(settings.device, meeting=meeting) as ranks:
         if not ranks.first:
             on_line = on_progress = ignore
-        name, beside = Path(settings.model).name, resume or heads_only  # heads alone go into the run's folder
-        chosen = choose_folder(settings.out, kind=VERB, name=name, resume=beside)
-        settings = dataclasses.replace(settings, out=ranks.share_text(str(chosen)))
+        settings = dataclasses.replace(settings, out=str(out))
         if heads_only and not settings.heads_only:
             settings = run_folder.without_adapters(settings)
         if settings.heads_only:
@@ -92,7 +97,8 @@ def train(
                 settings, saved=run_folder.saved_settings(settings.folder) if resume else None
             )
         waiting, notes = run_folder.phases_to_run(settings, phases, resume=resume)
-        ranks.agree("the phases to train", len(waiting))
+        steps = {phase: 0 if found is None else found.state.step for phase, found in waiting.items()}
+        ranks.agree("the phases to train and their steps", steps)
         if not waiting:
             check_encoder(run_folder.furthest(settings.folder), settings.model)
         for note in notes:
@@ -105,6 +111,7 @@ def train(
                 _train_phases(assembly, waiting, on_line=on_line, on_progress=on_progress)
         plots = _plot(settings, on_progress=on_progress) if ranks.first else ()
     return AdaptOutcome(
+        sent_bytes=dict(ranks.sent_bytes),
         out=str(settings.folder),
         status=run_folder.read_status(settings.folder),
         plots=plots,

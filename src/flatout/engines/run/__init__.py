@@ -4,6 +4,7 @@ settings      a table of keys: read, checked, saved, compared with those of a ru
 folder        where a run happens and how it is recorded; Outcome; OnProgress
 checkpoints   tensors and state of a step, whole or not there
 fingerprint   names for weights, models and tokenizers
+meeting       the processes of a job agree on a folder, before they compute together
 ranks         this process among those of a launcher, and its device
 log           log.jsonl and TensorBoard curves of a run
 json_lines    files with one JSON object per line

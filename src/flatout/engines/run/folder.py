@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager
@@ -18,6 +17,7 @@ from flatout.ground import runs
 from flatout.ground.errors import BadInput
 from flatout.ground.torchrun import Launch, read_launch
 
+MARK = ".meeting-"  # how the files begin by which nodes find out that they share a folder
 OnProgress = Callable[[str], None]  # told in words what a run is doing
 
 
@@ -31,7 +31,7 @@ class Outcome:
 def choose_folder(out: str | Path | None, *, kind: str, name: str, resume: bool = False) -> Path:
     """The folder of a run of the verb `kind`: the one given, the latest one to resume, or a free name.
 
-    Ranks of one launcher choose the same free name only through the first (`Ranks.share_text`).
+    Ranks of one launcher choose the same free name only through the first (`Meeting.begin`).
     """
     if out is not None:
         return Path(out)
@@ -52,7 +52,9 @@ def choose_folder(out: str | Path | None, *, kind: str, name: str, resume: bool 
 def check_empty(folder: Path, *, besides: Collection[str] = ()) -> None:
     """BadInput where a run that begins would find files of others."""
     foreign = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    foreign = [name for name in foreign if name not in {runs.RUN_FILE, *besides}]
+    foreign = [
+        name for name in foreign if name not in {runs.RUN_FILE, *besides} and not name.startswith(MARK)
+    ]
     if foreign:
         raise BadInput(
             f"{folder} is not empty: it holds {foreign[0]}", hint="go on with --resume, or take another --out"
@@ -74,4 +76,4 @@ def _this_run(kind: str, name: str) -> runs.Run:
 
 def _may_resume(run: runs.Run, launch: Launch) -> bool:
     """Whether this process may go on with a run; one that torchrun started again, only with its own."""
-    return not launch.restarts or run.launcher == os.getppid()
+    return not launch.restarts or run.launcher == runs.launcher_of(launch)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,6 +111,14 @@ def is_written(folder: Path) -> bool | None:
     except OSError:
         return None
     return None if free is None else not free
+
+
+def is_left(folder: Path, *, within_s: float = 2.0) -> bool:
+    """Whether nobody writes the log of a folder; one that was killed may take a moment to end."""
+    deadline_s = time.monotonic() + within_s
+    while (lives := is_written(folder)) and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return lives is False
 
 
 def read_records(folder: Path, kind: LogKind[Record]) -> Iterator[Record]:

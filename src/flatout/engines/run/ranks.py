@@ -1,80 +1,117 @@
 """This process among those that run one job together.
 
-`torchrun` and `accelerate launch` start one process per GPU (or several on a CPU) and tell each its rank by
-environment variables.  Every rank holds the same weights; what travels between them is small: rewards, flags,
-mean gradients.
+`torchrun`, `accelerate launch` and `srun` start one process per GPU (or several on a CPU) and tell each its
+rank by environment variables.  Every rank holds the same weights; what travels between them is small:
+rewards, flags, gradients of adapters.  `sent_bytes` counts what leaves this process.
+
+Small numbers travel between the CPUs (gloo).  Gradients travel between the GPUs (NCCL) where every rank has
+one of its own; NCCL refuses two ranks on one GPU, and there gloo carries them too.
 """
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-from collections.abc import Iterator, Sequence
+from collections import Counter
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 import torch
 from torch import distributed
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
 
-from flatout.ground.errors import BadInput, ChildDied
-from flatout.ground.torchrun import Launch, read_launch
+from flatout.engines.run.meeting import PATIENCE, Meeting, lost_ranks
+from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-# A rank waits for the slowest one: an epoch of long completions may take minutes, a lost rank shows sooner.
-PATIENCE = datetime.timedelta(minutes=30)
 
 
 class Ranks:
     """Which of how many processes this is, and its device; alone, every method is free."""
 
-    def __init__(self, *, device: torch.device, rank: int = 0, num_ranks: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        device: torch.device,
+        rank: int = 0,
+        num_ranks: int = 1,
+        meeting: Meeting | None = None,
+        carrier: torch.device | None = None,
+    ) -> None:
+        """`carrier` is where tensors must lie to travel: a GPU for NCCL, else the CPU."""
         self.device, self.rank, self.num_ranks = device, rank, num_ranks
+        self.meeting = meeting
+        self._carrier = carrier or torch.device("cpu")
+        self.sent_bytes: Counter[str] = Counter()  # by what it was
 
     @classmethod
-    def join(cls, device: str = "auto") -> Ranks:
-        """Join the ranks that the launcher's environment names; without one, this process is alone."""
-        launch = read_launch()
+    def join(cls, device: str = "auto", *, meeting: Meeting | None = None) -> Ranks:
+        """Join the ranks of a meeting, or those that the launcher's environment names."""
+        meeting = meeting or Meeting.join()
+        launch = meeting.launch
         own = choose_device(device, local_rank=launch.local_rank)
+        carrier = torch.device("cpu")
         if launch.num_ranks > 1:
-            _join_group(own, launch)
-        return cls(device=own, rank=launch.rank, num_ranks=launch.num_ranks)
+            places = meeting.gather(_name_of(own))
+            if own.type == "cuda" and len(set(places)) == len(places):
+                carrier = own
+            with lost_ranks():
+                distributed.init_process_group(
+                    "cpu:gloo,cuda:nccl" if carrier.type == "cuda" else "gloo",
+                    timeout=PATIENCE,
+                    store=meeting.store,
+                    rank=launch.rank,
+                    world_size=launch.num_ranks,
+                )
+        return cls(device=own, rank=launch.rank, num_ranks=launch.num_ranks, meeting=meeting, carrier=carrier)
 
     @property
     def first(self) -> bool:
         """Whether this process is the one that writes files and speaks."""
         return self.rank == 0
 
+    @property
+    def is_deputy(self) -> bool:
+        """Whether this process keeps what there is when the first is lost: the first of the second node."""
+        num_local = None if self.meeting is None else self.meeting.launch.num_local_ranks
+        return self.rank == min(num_local or 1, self.num_ranks - 1)
+
     def own(self, numbers: range) -> range:
         """This rank's share of some numbers, dealt in turn."""
         return numbers[self.rank :: self.num_ranks]
 
-    def gather(self, values: Tensor) -> Tensor:
+    def gather(self, values: Tensor, *, what: str = "flags") -> Tensor:
         """The sum of all ranks' values: each fills in its own and leaves zeros elsewhere.
 
         A sum of one value and zeros has no rounding, so the number of ranks cannot change a bit.
         """
         if self.num_ranks == 1:
             return values
-        travelling = values.to(self.device)
-        with _lost_ranks():
+        travelling = values.cpu().clone()
+        with lost_ranks():
             distributed.all_reduce(travelling)
+        # A ring passes every part around twice: to be summed, and to be known to all.
+        self._count(what, 2 * travelling.nbytes * (self.num_ranks - 1) / self.num_ranks)
         return travelling.to(values.device)
 
-    def mean(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by the mean over the ranks."""
-        if self.num_ranks == 1:
-            return
-        # One message for all: on a slow line the number of messages costs more than their size.
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
-        with _lost_ranks():
-            distributed.all_reduce(flat)
-        flat /= self.num_ranks
-        for tensor, part in zip(tensors, flat.split([each.numel() for each in tensors]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+    def sum_in_order(self, parts: Tensor, *, what: str = "gradients") -> Tensor:
+        """Sum rows [parts, N] of all ranks in the order of their numbers; part p of rank r is p * ranks + r.
+
+        The order is that of one process which computes all parts, so the number of ranks cannot change a bit.
+        Every rank sums its share of the columns and tells it to the others: with one part each, the bytes of
+        an all-reduce.
+        """
+        num_parts, width = parts.shape
+        share = -(-width // self.num_ranks)
+        padded = parts.new_zeros(num_parts, share * self.num_ranks, device=self._carrier)
+        padded[:, :width] = parts
+        # [parts, ranks, share] to [ranks, parts, share]: rank r is sent its columns of every part.
+        given = padded.view(num_parts, self.num_ranks, share).transpose(0, 1).contiguous()
+        found, every = torch.empty_like(given), padded.new_empty(share * self.num_ranks)
+        with lost_ranks():
+            distributed.all_to_all_single(found, given)
+            total = fold(found.transpose(0, 1).reshape(-1, share))
+            distributed.all_gather(list(every.split(share)), total)
+        self._count(what, (num_parts + 1) * total.nbytes * (self.num_ranks - 1))
+        return every[:width].to(parts.device)
 
     def any(self, flag: bool) -> bool:
         """Whether it is so on any rank."""
@@ -83,28 +120,24 @@ class Ranks:
     def share_weights(self, module: nn.Module) -> None:
         """Give every rank the first one's weights of a module."""
         if self.num_ranks > 1:
-            with torch.no_grad(), _lost_ranks():
+            with torch.no_grad(), lost_ranks():
                 for tensor in module.state_dict().values():
-                    distributed.broadcast(tensor, src=0)
+                    travelling = tensor.to(self._carrier)
+                    distributed.broadcast(travelling, src=0)
+                    self._count("weights", travelling.nbytes if self.first else 0)
+                    tensor.copy_(travelling)
 
-    def share_text(self, text: str) -> str:
-        """The first rank's text, on every rank."""
-        shared = [text]
-        if self.num_ranks > 1:
-            with _lost_ranks():
-                distributed.broadcast_object_list(shared, src=0, device=self.device)
-        return shared[0]
+    def texts(self, text: str) -> list[str]:
+        """The texts of all ranks, in their order."""
+        return [text] if self.meeting is None else self.meeting.gather(text)
 
-    def agree(self, what: str, value: int) -> None:
+    def agree(self, what: str, value: object) -> None:
         """BadInput unless every rank has the same value."""
-        values = torch.zeros(self.num_ranks, dtype=torch.float64)
-        values[self.rank] = value
-        found = sorted({int(each) for each in self.gather(values)})
-        if len(found) > 1:
-            raise BadInput(
-                f"ranks differ in {what}: {', '.join(map(str, found))}",
-                hint="give all machines the same --out folder",
-            )
+        if self.meeting is not None:
+            self.meeting.agree(what, value)
+
+    def _count(self, what: str, num_bytes: float) -> None:
+        self.sent_bytes[what] += round(num_bytes)
 
     def __enter__(self) -> Ranks:
         return self
@@ -114,39 +147,21 @@ class Ranks:
     ) -> None:
         # After an error the others may hang in a collective; destroying the group would wait for them.
         if self.num_ranks > 1 and error is None:
-            distributed.barrier()
+            self.any(False)  # nobody leaves before all are done
             distributed.destroy_process_group()
 
 
-@contextlib.contextmanager
-def _lost_ranks() -> Iterator[None]:
-    try:
-        yield
-    except RuntimeError as error:
-        raise ChildDied(
-            f"another rank is gone: {str(error).splitlines()[0]}",
-            hint="torchrun --max-restarts N starts all ranks again from the last checkpoint",
-        ) from error
+def fold(parts: Tensor) -> Tensor:
+    """Sum rows one after the other, in their order."""
+    total = parts[0].clone()
+    for part in parts[1:]:
+        total += part
+    return total
 
 
-def _join_group(device: torch.device, launch: Launch) -> None:
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    # Without `device_id` NCCL guesses a GPU from the rank, which is wrong past one machine.
-    bound = device if device.type == "cuda" else None
-    store = None
-    if launch.num_local_ranks == launch.num_ranks:
-        # On one machine torchrun keeps its store over restarts, and a rank that is started again may find the
-        # address of a dead one there and wait for it: each attempt gets names of its own.
-        kept, _, _ = next(rendezvous("env://"))
-        store = PrefixStore(f"flatout/{launch.restarts}", kept)
-    distributed.init_process_group(
-        backend,
-        timeout=PATIENCE,
-        device_id=bound,
-        store=store,
-        rank=-1 if store is None else launch.rank,
-        world_size=-1 if store is None else launch.num_ranks,
-    )
+def _name_of(device: torch.device) -> str:
+    """A name that no other device in the world has; a CPU is shared by whoever likes."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def choose_device(name: str, *, local_rank: int = 0) -> torch.device:
@@ -157,11 +172,7 @@ def choose_device(name: str, *, local_rank: int = 0) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise BadInput("torch sees no GPU here", hint="omit --device, or take cpu")
-    if local_rank >= torch.cuda.device_count():
-        raise BadInput(
-            f"rank {local_rank} of this machine finds {torch.cuda.device_count()} GPUs",
-            hint="start as many processes as there are GPUs",
-        )
-    device = torch.device("cuda", local_rank)
+    # srun may show each process one GPU only; where there are fewer GPUs than processes, some share one.
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

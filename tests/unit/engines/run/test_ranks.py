@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.engines.run.ranks import Ranks, choose_device
+from flatout.engines.run.ranks import Ranks, choose_device, fold
 from flatout.ground.errors import BadInput
 from tests.support.warm_python import warm
 
@@ -21,12 +21,10 @@ def test_alone_everything_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
         assert ranks.gather(values) is values
         assert ranks.first and (ranks.rank, ranks.num_ranks, ranks.device.type) == (0, 1, "cpu")
         ranks.agree("anything", 3)
-        tensor = torch.tensor([1.0, 2.0])
-        ranks.mean([tensor])
-        assert tensor.tolist() == [1.0, 2.0]
         assert ranks.any(True) and not ranks.any(False)
         ranks.share_weights(nn.Linear(2, 2))
-        assert ranks.share_text("here") == "here"
+        assert ranks.texts("here") == ["here"]
+        assert not ranks.sent_bytes
         assert list(ranks.own(range(4, 8))) == [4, 5, 6, 7]
 
 
@@ -45,16 +43,23 @@ def test_devices_are_checked() -> None:
             choose_device("cuda")
 
 
+def test_parts_are_added_one_after_the_other() -> None:
+    parts = torch.tensor([[1e8], [1.0], [-1e8], [1.0]])
+    assert fold(parts).tolist() == [1.0]  # float32: 1e8 + 1 is 1e8
+    assert parts[0].item() == 1e8
+
+
 SCRIPT = """
-import sys, torch
+import torch
 from torch import nn
-from flatout.engines.run.ranks import Ranks
+from flatout.engines.run.ranks import Ranks, fold
 from flatout.ground.errors import BadInput
 with Ranks.join("cpu") as ranks:
     values = torch.zeros(4, dtype=torch.float64)
     values[ranks.rank::2] = torch.tensor([0.1, float("nan")], dtype=torch.float64) * (ranks.rank + 1)
-    gathered = ranks.gather(values)
+    gathered = ranks.gather(values, what="rewards")
     assert gathered[:2].tolist() == [0.1, 0.2] and gathered[2:].isnan().all(), gathered
+    assert ranks.sent_bytes == {"rewards": 4 * 8}, ranks.sent_bytes
     ranks.agree("the epoch", 4)
     try:
         ranks.agree("the epoch", ranks.rank)
@@ -62,16 +67,17 @@ with Ranks.join("cpu") as ranks:
         assert "0, 1" in str(error)
     else:
         raise AssertionError
-    first, second = torch.full((2, 2), float(ranks.rank)), torch.tensor([2.0 * ranks.rank])
-    ranks.mean([first, second])
-    assert first.tolist() == [[0.5, 0.5], [0.5, 0.5]] and second.tolist() == [1.0]
+    # Three batches on each of two ranks, of seven numbers: the sum is that of one process, bit for bit.
+    every = torch.randn(6, 7, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-3, 4)
+    assert ranks.sum_in_order(every[ranks.rank::2]).equal(fold(every))
+    assert ranks.sent_bytes["gradients"] == (3 + 1) * 4 * 4  # half of eight numbers each
     assert ranks.any(ranks.rank == 1) and not ranks.any(False)
     torch.manual_seed(ranks.rank)
     module = nn.Linear(3, 3)
     ranks.share_weights(module)
     torch.manual_seed(0)
     assert torch.equal(module.weight, nn.Linear(3, 3).weight)
-    assert ranks.share_text(f"folder {ranks.rank}") == "folder 0"
+    assert ranks.texts(f"of {ranks.rank}") == ["of 0", "of 1"]
 """
 
 

@@ -6,6 +6,7 @@ preparation     what the shapes of a batch decide
 encoder         the packed encoder; encoder_layers, attention and added_norm are its parts
 optimizer       an AdamW, a schedule and a norm to clip to for each adapter
 fused_step      a training step of all adapters
+gradient_sum    sums over the batches of a step whose order does not depend on who computed them
 recorder        a step recorded as a CUDA graph, and when that pays
 chunked_loss    cross-entropy over a vocabulary without whole logits
 """

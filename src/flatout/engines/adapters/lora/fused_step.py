@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flatout.engines.adapters.lora.encoder import PackedEncoder
+from flatout.engines.adapters.lora.gradient_sum import GradientSum, Total
 from flatout.engines.adapters.lora.optimizer import SHARED as SHARED
 from flatout.engines.adapters.lora.optimizer import AdapterOptimizer as AdapterOptimizer
 from flatout.engines.adapters.lora.optimizer import StepSettings as StepSettings
@@ -28,9 +29,10 @@ CPU_STATES = 131_072  # numbers in the states of one pass on a CPU: more leave t
 class FusedStep:
     """A call trains every adapter that has a batch; each `accumulation` calls make one update.
 
+    `num_batches` are those of an update in all processes, over which `total` sums the gradients.
+
     `loss(adapter, states, batch)` is the mean loss of one task's batch.  A batch is a dataclass with a
-    `block` (Block); its tensors and dicts of tensors are the inputs of the step.  `reduce` is given the
-    gradients before each update, for processes that train together.
+    `block` (Block); its tensors and dicts of tensors are the inputs of the step.
     """
 
     def __init__(
@@ -40,16 +42,18 @@ class FusedStep:
         optimizer: AdapterOptimizer,
         loss: Callable[[int, Tensor, Any], Tensor],
         accumulation: int = 1,
+        num_batches: int | None = None,
         graph: Literal["auto", "on", "off"] = "auto",
-        reduce: Callable[[list[Tensor]], None] | None = None,
+        total: Total | None = None,
     ) -> None:
         if encoder.bank is None or encoder.bank is not optimizer.bank:
             raise BadInput("the encoder and the optimizer have different banks", hint="make both with one")
         self.encoder, self.bank, self.optimizer = encoder, encoder.bank, optimizer
-        self._loss, self._accumulation, self._reduce = loss, accumulation, reduce
+        self._loss, self._accumulation, self._num_batches = loss, accumulation, num_batches or accumulation
+        self._sum = GradientSum.where_needed(accumulation=accumulation, device=encoder.device, total=total)
         self._micro = 0
         self._present: set[str] = set()  # adapters with a batch since the last update
-        self._recorder = Recorder(encoder, optimizer=optimizer, graph=graph, exchanges=reduce is not None)
+        self._recorder = Recorder(encoder, optimizer=optimizer, graph=graph, exchanges=total is not None)
         self._graphs = self._recorder.graphs
         self._bad = torch.zeros(len(self.bank), device=encoder.device)  # calls in a row without a finite loss
         self._bad_of = self._bad.unbind()
@@ -102,9 +106,9 @@ class FusedStep:
         done = [self._backward(part) for part in self._parts(batches)]
         losses = done[0] if len(done) == 1 else torch.cat(done)
         self._count_bad(batches, losses)
+        if self._sum is not None:
+            self._sum.add(self.optimizer.gradients(self._present), last=updates)
         if updates:
-            if self._reduce is not None:
-                self._reduce(self.optimizer.gradients(self._present))
             self.optimizer.update(self._present)
         return self._by_adapter(batches, losses)
 
@@ -145,7 +149,7 @@ class FusedStep:
             ).sum()
         else:
             total = found.sum()
-        (total if self._accumulation == 1 else total / self._accumulation).backward()
+        (total if self._num_batches == 1 else total / self._num_batches).backward()
         return found.detach()
 
     def _guard(self, states: Sequence[Tensor], losses: Tensor) -> None:

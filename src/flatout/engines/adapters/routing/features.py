@@ -30,6 +30,7 @@ from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.tasks.task import Example
+    from flatout.engines.run.ranks import Ranks
 
 NAME = "features"
 LENGTH_MULTIPLE = 8
@@ -54,18 +55,24 @@ def features_of(
     fingerprint: str,
     folder: Path | None = None,
     tokens: int = 8192,
+    ranks: Ranks | None = None,
 ) -> Tensor:
     """[N, H] in float32 on the host, row i of example i; read from `folder` where it is kept there.
 
-    `fingerprint` names the encoder's weights.  Only one batch's states are held at a time.
+    `fingerprint` names the encoder's weights.  Only one batch's states are held at a time.  Several `ranks`
+    compute a share of the batches each, and the first keeps them.
     """
     if not examples:
         return torch.zeros(0, width_of(encoder))
     path = None if folder is None else folder / f"{NAME}-{key_of(examples, fingerprint)}.safetensors"
-    if path is not None and (kept := _read(path, len(examples))) is not None:
+    kept = None if path is None else _read(path, len(examples))
+    together = None
+    if ranks is not None and ranks.num_ranks > 1 and ranks.texts("" if kept is None else "kept")[0] == "":
+        together, kept = ranks, None  # the first has none, so all compute
+    if kept is not None:
         return kept
-    rows_NH = _compute(encoder, examples, pad_id=pad_id, tokens=tokens)
-    if path is not None:
+    rows_NH = _compute(encoder, examples, pad_id=pad_id, tokens=tokens, ranks=together)
+    if path is not None and (ranks is None or ranks.first):
         safetensors = import_extra("safetensors.torch", extra="adapters")
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent, of=NAME)
@@ -99,9 +106,12 @@ def by_length(examples: Sequence[Example], *, tokens: int, spread: float = 0.05)
     )
 
 
-def _compute(encoder: PackedEncoder, examples: Sequence[Example], *, pad_id: int, tokens: int) -> Tensor:
-    rows_NH = torch.empty(len(examples), width_of(encoder))
-    for numbers in by_length(examples, tokens=tokens):
+def _compute(
+    encoder: PackedEncoder, examples: Sequence[Example], *, pad_id: int, tokens: int, ranks: Ranks | None
+) -> Tensor:
+    rows_NH = torch.zeros(len(examples), width_of(encoder))
+    batches = list(by_length(examples, tokens=tokens))
+    for numbers in batches if ranks is None else [batches[each] for each in ranks.own(range(len(batches)))]:
         chosen = [examples[number] for number in numbers]
         block = block_of(
             [example.ids for example in chosen],
@@ -116,7 +126,7 @@ def _compute(encoder: PackedEncoder, examples: Sequence[Example], *, pad_id: int
             chosen_depths = [states[place] for place in depths_of(len(states))]
             means = [pooled(states_BLH.float(), block.lengths) for states_BLH in chosen_depths]
             rows_NH[numbers] = torch.cat(means, dim=-1).cpu()
-    return rows_NH
+    return rows_NH if ranks is None else ranks.gather(rows_NH, what="features")
 
 
 def _read(path: Path, num_rows: int) -> Tensor | None:

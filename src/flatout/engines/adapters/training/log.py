@@ -21,6 +21,7 @@ class StepRecord:
     routing: dict[str, float | None] = field(default_factory=dict)  # accuracy and the like
     tokens_per_s: float | None = None
     steps_per_s: float | None = None
+    sent_bytes: int | None = None  # to other processes, by the first one, since the last report
     elapsed_s: float | None = None  # of the phase, resumed parts included
     notes: tuple[str, ...] = ()  # what happened since the last report
 

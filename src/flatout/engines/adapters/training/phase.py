@@ -6,10 +6,11 @@ stay on the device until a report is due: reading one would wait for the GPU.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ from flatout.engines.adapters.training.live_line import LiveLine
 from flatout.engines.adapters.training.log import StepRecord
 from flatout.engines.run.checkpoints import thread_note
 from flatout.engines.run.folder import OnProgress
-from flatout.engines.run.log import RunLog
+from flatout.engines.run.log import RunLog, is_left
 from flatout.ground.codec import encode
-from flatout.ground.errors import BadInput, Interrupted
+from flatout.ground.errors import BadInput, ChildDied, Interrupted
 from flatout.ground.interrupts import Interrupts
 
 TOTAL = "total"  # the name of what is minimised, where that is more than the mean of the tasks
@@ -96,6 +97,7 @@ class PhaseRun:
         self._notes: list[str] = []  # since the last report
         self.training_state: TrainingState = lambda: ({}, {})
         self._kept_at: int | None = None
+        self._sent_before = assembly.ranks.sent_bytes.total()
         self._elapsed_s = 0.0
         if found is not None:
             self._resume(found)
@@ -193,12 +195,24 @@ class PhaseRun:
         self.window.steps += 1
         if self.step % settings.log_every == 0 or validation or routing or self._notes or last:
             self._report(learning_rates, validation=validation or {}, routing=routing or {})
-        if self.step % settings.checkpoint_every == 0 or last:
+        if self.assembly.ranks.first and (self.step % settings.checkpoint_every == 0 or last):
             self.save(finished=last)
         self._stop_if_asked()
 
+    @contextlib.contextmanager
+    def stepping(self) -> Iterator[None]:
+        """Keep the step before where another process is lost in the block, which computes a step."""
+        try:
+            yield
+        except ChildDied:
+            ranks = self.assembly.ranks
+            if ranks.first or ranks.is_deputy and is_left(self.assembly.settings.folder):
+                self.save(finished=False)
+            raise
+
     def save(self, *, finished: bool) -> None:
-        if not self.assembly.ranks.first or (self._kept_at == self.step and not finished):
+        """Write a checkpoint of this step, once."""
+        if self._kept_at == self.step and not finished:
             return
         tensors, extra = self.training_state()
         weights = {f"weights/{name}": value for name, value in self.assembly.weights().items()}
@@ -242,6 +256,7 @@ class PhaseRun:
             routing=dict(routing),
             tokens_per_s=tokens / seconds if tokens and seconds else None,
             steps_per_s=steps_per_s,
+            sent_bytes=self.assembly.ranks.sent_bytes.total() - self._sent_before,
             elapsed_s=self.elapsed_s(),
             notes=tuple(self._notes),
         )
@@ -261,6 +276,7 @@ class PhaseRun:
         if accuracy is not None:
             scores += f" · routing {accuracy:.1f} %"
         self._on_line(f"{self.phase} {self.step}/{self.steps} | {line}{scores}")
+        self._sent_before = self.assembly.ranks.sent_bytes.total()
         self.window, self._notes = LossWindow(), []
 
     def _stop_if_asked(self) -> None:
@@ -271,7 +287,8 @@ class PhaseRun:
         else:
             asked = self.step % ASK_EVERY == 0 and ranks.any(self._stop.came)
         if asked:
-            self.save(finished=False)
+            if ranks.first:
+                self.save(finished=False)
             out = self.assembly.settings.folder
             raise Interrupted(
                 f"interrupted; step {self.step} of {self.steps} of {self.phase} is kept in {out}",

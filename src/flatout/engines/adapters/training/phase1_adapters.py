@@ -21,7 +21,7 @@ from flatout.engines.adapters.tasks import TaskBatch
 from flatout.engines.adapters.training.batches import TaskRows, TrainingBatches
 from flatout.engines.adapters.training.checkpoint import BestSoFar
 from flatout.engines.adapters.training.phase import PhaseRun, check_share
-from flatout.engines.adapters.training.validation import HeldOutScores, Validation, average_over_ranks
+from flatout.engines.adapters.training.validation import HeldOutScores, Validation, judge_shared
 
 LOOK_EVERY = 10  # steps between two looks at losses that are not numbers: a look waits for the GPU
 LOST_AFTER = 20  # steps in a row without a loss that is a number
@@ -43,8 +43,9 @@ def train_adapters(run: PhaseRun) -> None:
         optimizer=optimizer,
         loss=assembly.loss,
         accumulation=settings.accumulate // ranks.num_ranks,
+        num_batches=settings.accumulate,
         graph=assembly.settings.graph_choice,
-        reduce=ranks.mean if ranks.num_ranks > 1 else None,
+        total=ranks.sum_in_order if ranks.num_ranks > 1 else None,
     )
     if run.found is not None:
         step.load_state(*run.optimizer_state())
@@ -55,15 +56,16 @@ def train_adapters(run: PhaseRun) -> None:
     run.begin()
     while run.step < run.steps and optimizer.active:
         first = run.step * settings.accumulate
-        for number in ranks.own(range(first, first + settings.accumulate)):
-            run.seed(number)
-            taken = batches.at(number, tasks=optimizer.active)
-            losses = step(taken)
-            run.window.add(
-                optimizer.active,
-                _of_present(losses, taken),
-                tokens=sum(batch.block.num_tokens for batch in taken),
-            )
+        with run.stepping():
+            for number in ranks.own(range(first, first + settings.accumulate)):
+                run.seed(number)
+                taken = batches.at(number, tasks=optimizer.active)
+                losses = step(taken)
+                run.window.add(
+                    optimizer.active,
+                    _of_present(losses, taken),
+                    tokens=sum(batch.block.num_tokens for batch in taken),
+                )
         run.step += 1
         rates = {name: optimizer.rate(name) for name in optimizer.active}
         if run.step % LOOK_EVERY == 0:
@@ -179,7 +181,7 @@ def _evaluate(run: PhaseRun, validation: Validation, optimizer: AdapterOptimizer
     assembly, phase = run.assembly, run.assembly.settings.phase1
     is_round = run.step % phase.evaluate_every == 0
     due = [name for name in optimizer.active if is_round or run.step == steps_of(assembly, name)]
-    judged = average_over_ranks({name: validation.judge(name) for name in due}, ranks=assembly.ranks)
+    judged = judge_shared(due, validation.judge, ranks=assembly.ranks)
     for every in decoder_groups(assembly):
         names = tuple(name for name in every if name in judged)
         if not names:

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from flatout.engines.adapters.assembly import AdapterAssembly
 from flatout.engines.adapters.lora.fused_step import half_precision
+from flatout.engines.adapters.lora.gradient_sum import GradientSum
 from flatout.engines.adapters.lora.optimizer import SHARED, AdapterOptimizer
 from flatout.engines.adapters.lora.recorder import Recorder
 from flatout.engines.adapters.settings import PhaseThree
@@ -37,7 +38,7 @@ from flatout.engines.adapters.training.phase2_router import (
     router_losses,
     stack_rows,
 )
-from flatout.engines.adapters.training.validation import HeldOutScores, Validation, average_over_ranks
+from flatout.engines.adapters.training.validation import HeldOutScores, Validation, judge_shared
 from flatout.ground.codec import fields_of
 from flatout.ground.decisions import Decision
 
@@ -64,7 +65,8 @@ def train_jointly(run: PhaseRun) -> None:
     run.on_progress(f"steps are {chosen}")
     run.begin()
     while run.step < run.steps and not is_done(run):
-        step(run.step)
+        with run.stepping():
+            step(run.step)
         run.step += 1
         judged, figures = {}, {}
         if run.step % phase.evaluate_every == 0 or run.step == run.steps:
@@ -110,6 +112,11 @@ class JointStep:
             graph=assembly.settings.graph_choice,
             exchanges=assembly.ranks.num_ranks > 1,
         )
+        self._sum = GradientSum.where_needed(
+            accumulation=self._phase.accumulate,
+            device=assembly.device,
+            total=assembly.ranks.sum_in_order if assembly.ranks.num_ranks > 1 else None,
+        )
 
     @property
     def decision(self) -> Decision[str]:
@@ -149,14 +156,16 @@ class JointStep:
 
     def _eager(self, batches: Sequence[RoutedBatch], *, updates: bool) -> Tensor:
         """Run backward, and the update where it is due; return the detached parts of the loss."""
-        ranks, names = self._assembly.ranks, self._assembly.names
+        names = self._assembly.names
         total, losses = self.losses(batches)
         scaled = self.optimizer.scaled(SHARED, total)
-        (scaled / (self._phase.accumulate // ranks.num_ranks)).backward()
+        (scaled / self._phase.accumulate).backward()
+        # All of them, zero where a task had no row: AdamW passes over what has no gradient, and a run
+        # that goes on would pass over what an uninterrupted one has a gradient of zero for.
+        gradients = self.optimizer.gradients(names)
+        if self._sum is not None:
+            self._sum.add(gradients, last=updates)
         if updates:
-            # All of them, zero where a task had no row: AdamW passes over what has no gradient, and a run
-            # that goes on would pass over what an uninterrupted one has a gradient of zero for.
-            ranks.mean(self.optimizer.gradients(names))
             self.optimizer.update(names)
         return losses
 
@@ -227,11 +236,9 @@ def _evaluate(
 ) -> tuple[dict[str, HeldOutScores], Figures]:
     """Judge every task under the adapters that the router chooses; the best has the highest mean metric."""
     assembly = run.assembly
-    judged = average_over_ranks(
-        {
-            name: validation.judge(name, weights_NT=assembly.decider.route(features).weights)
-            for name, features in held_out.items()
-        },
+    judged = judge_shared(
+        list(held_out),
+        lambda name: validation.judge(name, weights_NT=assembly.decider.route(held_out[name]).weights),
         ranks=assembly.ranks,
     )
     figures = judge_router(assembly.router, stack_rows(assembly, held_out))

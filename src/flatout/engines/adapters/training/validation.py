@@ -6,7 +6,8 @@ predictions stay: memory is that of one batch however many rows there are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +17,7 @@ from flatout.engines.adapters.assembly import AdapterAssembly, TaskSplit
 from flatout.engines.adapters.tasks.task import Prediction, TaskBatch, at_rest
 from flatout.engines.adapters.training.batches import evaluation_batches
 from flatout.engines.run.ranks import Ranks
+from flatout.ground.codec import decode, encode
 
 LOSS = "loss"
 
@@ -80,15 +82,14 @@ class Validation:
         return HeldOutScores(scores=scores, loss=float(loss))
 
 
-def average_over_ranks(judged: Mapping[str, HeldOutScores], *, ranks: Ranks) -> dict[str, HeldOutScores]:
-    """Average what the ranks found, so that all of them decide alike."""
+def judge_shared(
+    names: Sequence[str], judge: Callable[[str], HeldOutScores], *, ranks: Ranks
+) -> dict[str, HeldOutScores]:
+    """Judge tasks, each on one rank; all ranks get the same scores, so that all decide alike."""
+    own = {name: judge(name) for name in names[ranks.rank :: ranks.num_ranks]}
     if ranks.num_ranks == 1:
-        return dict(judged)
-    places = [(name, key) for name, each in judged.items() for key in (*each.scores, LOSS)]
-    values = torch.tensor([judged[name].all()[key] for name, key in places], device=ranks.device)
-    ranks.mean([values])
-    found = dict(zip(places, values.tolist(), strict=True))
-    return {
-        name: HeldOutScores(scores={key: found[name, key] for key in each.scores}, loss=found[name, LOSS])
-        for name, each in judged.items()
-    }
+        return own
+    found: dict[str, HeldOutScores] = {}
+    for said in ranks.texts(json.dumps(encode(own))):
+        found |= decode(dict[str, HeldOutScores], json.loads(said))
+    return {name: found[name] for name in names}

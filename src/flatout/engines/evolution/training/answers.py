@@ -98,13 +98,15 @@ class Answers:
         settings = self._settings
         prompts = self._prompts(epoch=self._es.epoch, count=settings.prompts)
         ids = self._encoded(prompts)
-        rewards = torch.zeros(settings.population, len(prompts), dtype=torch.float64)
-        num_tokens = torch.zeros(1, dtype=torch.float64)
+        # Rewards and, behind them, the number of tokens: one message.
+        gathered = torch.zeros(settings.population * len(prompts) + 1, dtype=torch.float64)
+        rewards = gathered[:-1].view(settings.population, len(prompts))
         for chunk in self.schedule.of_rank(self._ranks.rank, num_ranks=self._ranks.num_ranks):
             done = self._generate(ids, members=chunk)
-            num_tokens += sum(len(each.tokens) for row in done for each in row)
+            gathered[-1] += sum(len(each.tokens) for row in done for each in row)
             rewards[chunk.start : chunk.stop] = self._rewards(prompts, done)
-        return self._ranks.gather(rewards), int(self._ranks.gather(num_tokens))
+        gathered = self._ranks.gather(gathered, what="rewards")
+        return gathered[:-1].view_as(rewards), int(gathered[-1])
 
     def held_out(self) -> tuple[float | None, tuple[Sample, ...]]:
         """The mean reward of the held-out prompts, and some completions with theirs.

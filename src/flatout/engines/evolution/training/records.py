@@ -42,6 +42,7 @@ class EpochRecord:
     failed_rows: int | None = None
     sigma: float | None = None  # what the members of the epoch ran with
     lr: float | None = None
+    sent_bytes: int | None = None  # to other ranks, by the first one, since the record before
     elapsed_s: float | None = None  # since the run began, resumed ones included
     statistics: dict[str, float | None] = field(default_factory=dict)  # of the update, by name
     samples: tuple[Sample, ...] = ()  # of an evaluation

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +46,14 @@ from flatout.engines.evolution.training.records import (
 from flatout.engines.run.checkpoints import Checkpoint, thread_note
 from flatout.engines.run.fingerprint import check_model, weights_fingerprint
 from flatout.engines.run.folder import OnProgress, Outcome, check_empty, choose_folder, ignore, recorded
-from flatout.engines.run.log import RunLog
+from flatout.engines.run.log import RunLog, has_log, is_left
+from flatout.engines.run.meeting import Meeting
 from flatout.engines.run.models import capability_of, choose_dtype
 from flatout.engines.run.ranks import Ranks
 from flatout.engines.run.settings import save_settings
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput, ChildDied, Interrupted, MissingExtra
 from flatout.ground.interrupts import Interrupts
-from flatout.ground.torchrun import read_launch
 from flatout.multiplex.models.families import read_decoder
 
 MODEL, PLOT, REPORT = "model", "rewards.png", "report.html"
@@ -72,6 +72,7 @@ class EvolveOutcome(Outcome):
     model: str | None
     plot: str | None
     report: str | None
+    sent_bytes: dict[str, int] = field(default_factory=dict)  # to other ranks, by the first one, by what
 
 
 def evolve(
@@ -87,14 +88,15 @@ def evolve(
     after a crash resumes, whether it was asked to or not.
     """
     given, task = _apart(given)
-    launch = read_launch()
-    resume = resume or launch.restarts > 0
     name = Path(str(given.get("task") or "task")).stem
-    out = choose_folder(given.get("out"), kind=VERB, name=name, resume=resume)
-    settings, found = open_run(given, out, resume=resume, first=launch.is_first)
-    with Ranks.join(settings.device) as ranks:
-        settings = dataclasses.replace(settings, out=ranks.share_text(str(out)))
-        ranks.agree("the epoch to go on from", 0 if found is None else found.state.epoch)
+    meeting = Meeting.join()
+    out, resume = meeting.begin(
+        lambda again: choose_folder(given.get("out"), kind=VERB, name=name, resume=again), resume=resume
+    )
+    settings, found = open_run(given, out, resume=resume, first=meeting.first)
+    meeting.agree("the epoch to go on from", 0 if found is None else found.state.epoch)
+    with Ranks.join(settings.device, meeting=meeting) as ranks:
+        settings = dataclasses.replace(settings, out=str(out))
         tell = (on_event, on_progress) if ranks.first else (ignore, ignore)
         trainer = Trainer(
             settings, ranks=ranks, found=found, task=task, on_event=tell[0], on_progress=tell[1]
@@ -153,6 +155,7 @@ class Trainer:
         if found is not None:
             check_model(found.state.fingerprint, self.model, name=settings.model, checkpoint=found.path)
         self.fingerprint = weights_fingerprint(self.model)
+        ranks.agree("the model's weights", self.fingerprint)
         steps = choose_step_sizes(settings, read_decoder(self.model))
         self.settings = settings = dataclasses.replace(
             settings,
@@ -182,6 +185,7 @@ class Trainer:
         self._plain_rate: float | None = None
         self._last: EpochRecord | None = None
         self._elapsed_s = 0.0
+        self._sent_before = 0
         if found is not None:
             self._go_on(found)
 
@@ -201,10 +205,14 @@ class Trainer:
                 self._train()
                 return self._finish()
             except ChildDied:  # another rank; this one stands at the border of an epoch, worth keeping
-                self._save()
+                if self.ranks.first or self.ranks.is_deputy and is_left(self.out):
+                    if self._untrained_score is None and has_log(self.out, KIND):
+                        self._untrained_score = read_log(self.out)[0].reward_heldout
+                    self._save()
                 raise
             except KeyboardInterrupt:
-                self._save()
+                if self.ranks.first:
+                    self._save()
                 raise Interrupted(
                     f"interrupted; {self.es.epoch} of {settings.epochs} epochs are kept in {self.out}",
                     hint="go on with --resume",
@@ -232,7 +240,8 @@ class Trainer:
                 self._plain_rate = self.answers.plain_tokens_per_s()
             self._last = self._epoch()
             self._tell(self._last)
-            if es.epoch % settings.checkpoint_every == 0 or es.epoch == settings.epochs:
+            is_due = es.epoch % settings.checkpoint_every == 0 or es.epoch == settings.epochs
+            if is_due and self.ranks.first:
                 self._save()
 
     def _tell(self, record: EpochRecord) -> None:
@@ -272,10 +281,16 @@ class Trainer:
             failed_rows=statistics.reward_failures,
             sigma=sigma,
             lr=lr,
+            sent_bytes=self._sent_bytes(),
             samples=samples,
             elapsed_s=self._elapsed(),
             statistics=encode(statistics),
         )
+
+    def _sent_bytes(self) -> int:
+        """What this rank sent since it was asked last."""
+        before, self._sent_before = self._sent_before, self.ranks.sent_bytes.total()
+        return self._sent_before - before
 
     def _go_on(self, found: Checkpoint[EvolutionState]) -> None:
         if note := thread_note(found.state.threads, on_cpu=self.ranks.device.type == "cpu"):
@@ -291,8 +306,6 @@ class Trainer:
 
     def _save(self) -> None:
         """Keep a checkpoint; an interrupt waits for its end."""
-        if not self.ranks.first:
-            return
         state = EvolutionState(
             epoch=self.es.epoch,
             config=encode(self.settings),
@@ -336,4 +349,5 @@ class Trainer:
             model=None if saved is None else str(saved),
             plot=None if drawn is None else str(drawn),
             report=None if reported is None else str(reported),
+            sent_bytes=dict(self.ranks.sent_bytes),
         )

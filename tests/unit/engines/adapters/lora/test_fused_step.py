@@ -13,6 +13,7 @@ from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.blocks import shapes_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
+from flatout.engines.run.ranks import fold
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.multiplex.products.ranges import Path
@@ -137,21 +138,56 @@ def test_rows_of_one_task_do_not_enter_the_loss_of_another() -> None:
     assert not setup.bank.factors[1].allclose(other.bank.factors[1], atol=1e-6)
 
 
-def test_processes_may_average_gradients_before_an_update() -> None:
-    seen: list[int] = []
+def test_processes_may_sum_gradients_before_an_update() -> None:
+    seen: list[tuple[int, ...]] = []
     setup = Setup()
 
-    def reduce(gradients: list[Tensor]) -> None:
-        seen.append(len(gradients))
-        for gradient in gradients:
-            gradient.zero_()
+    def total(parts: Tensor) -> Tensor:
+        seen.append(tuple(parts.shape))
+        return torch.zeros_like(parts[0])
 
-    step = FusedStep(setup.encoder, optimizer=setup.optimizer, loss=setup.loss, reduce=reduce)
+    step = FusedStep(setup.encoder, optimizer=setup.optimizer, loss=setup.loss, accumulation=2, total=total)
     before = setup.bank.factors[0].clone()
     step(batches(blocks()))
-    assert seen == [3 * 3]  # a row of the bank, a weight and a bias of each
+    assert not seen
+    step(batches(blocks()))
+    sizes = sum(one.numel() for one in setup.optimizer.gradients(setup.bank.names))
+    assert seen == [(2, sizes)]
     decayed = before * (1 - SETTINGS["a"].rate_at(0) * 0.01)
     torch.testing.assert_close(setup.bank.factors[0], decayed)
+
+
+def test_batches_on_two_processes_give_the_bits_of_one() -> None:
+    alone = Setup(accumulation=4)
+    given = [batches(blocks(seed=number)) for number in range(4)]
+    for each in given:
+        alone.step(each)
+    parts: dict[int, Tensor] = {}
+
+    def trained(rank: int) -> Setup:
+        """A rank of two; the first time it only leaves its parts, as what the other has is not known yet."""
+        setup = Setup()
+
+        def total(own: Tensor) -> Tensor:
+            parts[rank] = own
+            other = parts.get(1 - rank, torch.zeros_like(own))
+            return fold(torch.stack([own, other] if rank == 0 else [other, own], dim=1).flatten(0, 1))
+
+        step = FusedStep(
+            setup.encoder,
+            optimizer=setup.optimizer,
+            loss=setup.loss,
+            accumulation=2,
+            num_batches=4,
+            total=total,
+        )
+        for each in given[rank::2]:
+            step(each)
+        return setup
+
+    trained(1)
+    for rank in (0, 1):
+        assert trained(rank).bank.factors.equal(alone.bank.factors)
 
 
 def test_loss_scales_come_out_of_the_gradients_again() -> None:

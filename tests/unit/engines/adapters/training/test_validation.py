@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from flatout.engines.adapters.training.validation import HeldOutScores, Validation, average_over_ranks
+from flatout.engines.adapters.training.validation import HeldOutScores, Validation, judge_shared
+from flatout.ground.codec import encode
 from tests.support.adapters import opened, save_tiny
 
 
@@ -60,7 +64,11 @@ def test_weights_choose_the_adapters(assembly: Any) -> None:
     assert foreign.loss != pytest.approx(validation.judge("sentiment").loss, rel=1e-4)
 
 
-def test_alone_everybody_agrees(assembly: Any) -> None:
-    judged = {"a": HeldOutScores(scores={"accuracy": 50.0}, loss=1.0)}
-    assert average_over_ranks(judged, ranks=assembly.ranks) == judged
-    assert judged["a"].all() == {"accuracy": 50.0, "loss": 1.0}
+def test_every_task_is_judged_on_one_rank_and_known_to_all() -> None:
+    scores = {name: HeldOutScores(scores={name: 1 / 3}, loss=float("nan")) for name in "abc"}
+    said = [json.dumps(encode({name: scores[name] for name in names})) for names in ("ac", "b")]
+    for rank, own in enumerate(("ac", "b")):
+        ranks: Any = SimpleNamespace(rank=rank, num_ranks=2, texts=lambda text: said)
+        found = judge_shared("abc", {name: scores[name] for name in own}.__getitem__, ranks=ranks)
+        assert list(found) == list("abc")
+        assert all(found[name].scores == {name: 1 / 3} and math.isnan(found[name].loss) for name in "abc")

@@ -1,0 +1,46 @@
+"""The gradients of one update, summed over its batches in the order of their numbers, whoever computed them.
+
+Sums round, so their order decides the last bits.  A product that adds to a gradient in place may round at
+other places than one that begins at zero.  So each batch begins at zero, its gradients are put aside, and
+they are added one after the other: in one process, or each process its share of the numbers (`total`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from flatout.engines.run.ranks import fold
+
+Total = Callable[[Tensor], Tensor]  # [batches of this process, N] to the sum over all processes [N]
+
+
+class GradientSum:
+    """Takes the gradients of every batch of an update, and with the last one writes their sum."""
+
+    def __init__(self, total: Total = fold) -> None:
+        self._total = total
+        self._parts: list[Tensor] = []
+
+    @classmethod
+    def where_needed(
+        cls, *, accumulation: int, device: torch.device, total: Total | None
+    ) -> GradientSum | None:
+        """None where gradients may add up in place: of one batch, or on a GPU alone, for speed."""
+        if total is not None:
+            return cls(total)
+        return cls() if accumulation > 1 and device.type == "cpu" else None
+
+    def add(self, gradients: list[Tensor], *, last: bool) -> None:
+        """Put aside what one batch gave: the gradients are zero again, or with the last one the whole sum."""
+        self._parts.append(torch.cat([each.reshape(-1) for each in gradients]))
+        if not last:
+            torch._foreach_zero_(gradients)
+            return
+        whole = self._total(torch.stack(self._parts))
+        self._parts.clear()
+        parts = whole.split([each.numel() for each in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))

@@ -1,0 +1,216 @@
+"""The processes of one job before they compute together: they meet in the store of their launcher.
+
+Texts go through the store, so that ranks agree on a folder before any of them knows its device.
+
+torchrun keeps its store while the job lives, and starts ranks again after a crash, or when a node joins.  A
+rank of the attempt before is not there any more, but what it wrote is.  So every rank writes a name that it
+drew, the first collects the names and tells each the name of the group; the group stands once all of them
+have answered.  Whoever is dead does not answer, and the first asks again when another takes its place.
+
+Files lie on a file system that all nodes see, or nothing works; `check_shared` finds out before a run begins
+two lives on two disks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from flatout.engines.run.folder import MARK
+from flatout.ground.errors import BadInput, ChildDied
+from flatout.ground.interrupts import end_with_parent
+from flatout.ground.runs import PRIVATE, make_folder
+from flatout.ground.torchrun import Launch, read_launch
+
+# A rank waits for the slowest one: an epoch of long completions may take minutes, a lost rank shows sooner.
+PATIENCE = timedelta(minutes=30)
+POLL_S = 0.02
+SEEN_WITHIN_S = (
+    60.0  # until a file that one node wrote is there on another: NFS keeps what it knew for as long
+)
+OUT = "out"
+_NUMBERS = itertools.count()  # of the meetings of this process: a script may make several runs
+
+
+class Meeting:
+    """The ranks of one attempt of a job; alone, every method is free."""
+
+    def __init__(self, launch: Launch, *, store: Store | None = None, number: int = 0) -> None:
+        self.launch = launch
+        # Of all attempts: what is kept there tells one that was started again.
+        self._job = None if store is None else PrefixStore(f"flatout/run-{number}", store)
+        self._store: Store | None = None  # of this one
+        self._round = 0
+        if store is not None:
+            with lost_ranks():
+                self._group = meet(store, rank=launch.rank, num_ranks=launch.num_ranks)
+                self._store = PrefixStore(f"flatout/{self._group}", store)
+
+    @classmethod
+    def join(cls) -> Meeting:
+        """Meet the ranks that the launcher's environment names; without one, this process is alone."""
+        launch = read_launch()
+        if launch.is_launched:
+            end_with_parent()  # a rank whose agent was killed must not go on beside the one that replaces it
+        if launch.meets_at is None or (launch.num_ranks == 1 and not launch.has_store):
+            return cls(launch)
+        host, port = launch.meets_at
+        place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        url = f"tcp://{place}?rank={launch.rank}&world_size={launch.num_ranks}"
+        with lost_ranks():
+            found: Store = next(iter(rendezvous(url, timeout=PATIENCE)))[0]
+        while isinstance(found, PrefixStore):  # of one attempt, as its agent counts
+            found = found.underlying_store
+        return cls(launch, store=found, number=next(_NUMBERS))
+
+    @property
+    def first(self) -> bool:
+        """Whether this process is the one that writes files and speaks."""
+        return self.launch.rank == 0
+
+    @property
+    def store(self) -> Store:
+        """Where the process group of this attempt meets."""
+        assert self._store is not None, "a process that is alone has no group"
+        return PrefixStore("ranks", self._store)
+
+    def gather(self, text: str) -> list[str]:
+        """The texts of all ranks, in their order."""
+        if self._store is None:
+            return [text]
+        own, before = f"{self._round}/{self.launch.rank}", f"{self._round - 2}/{self.launch.rank}"
+        keys = [f"{self._round}/{rank}" for rank in range(self.launch.num_ranks)]
+        self._round += 1
+        with lost_ranks():
+            self._store.set(own, text)
+            self._store.wait(keys, PATIENCE)
+            found = [value.decode() for value in self._store.multi_get(keys)]
+            self._store.delete_key(before)  # every rank has read it: all wrote in the round after it
+        return found
+
+    def share(self, choose: Callable[[], str]) -> str:
+        """What the first rank chooses, on every rank."""
+        return self.gather(choose() if self.first else "")[0]
+
+    def agree(self, what: str, value: object) -> None:
+        """BadInput unless every rank has the same value."""
+        found = sorted(set(self.gather(str(value))))
+        if len(found) > 1:
+            raise BadInput(
+                f"ranks differ in {what}: {', '.join(found)}", hint="give all machines the same files"
+            )
+
+    def begin(self, choose: Callable[[bool], Path], *, resume: bool) -> tuple[Path, bool]:
+        """Return (the run's folder on every rank, whether it is resumed).
+
+        `choose` is asked on the first rank, with whether to resume.  A job that was started again resumes,
+        whether it was asked to or not; so does one that a node joins late.
+        """
+        kept = self._kept_folder()
+        again = kept is not None or self.launch.restarts > 0
+        resume = resume or "again" in self.gather("again" if again else "")
+        out = self.share(lambda: str(kept or choose(resume)))
+        self.check_shared(Path(out))
+        if self.first and self._job is not None:
+            self._job.set(OUT, out)
+        return Path(out), resume
+
+    def _kept_folder(self) -> str | None:
+        """Where an attempt before this one runs."""
+        if self._job is None:
+            return None
+        with lost_ranks():
+            return self._job.get(OUT).decode() if self._job.check([OUT]) else None
+
+    def check_shared(self, folder: Path) -> None:
+        """BadInput on every rank unless all of them see the folder of the first."""
+        if self.launch.num_ranks == 1:
+            return
+        mark = folder / f"{MARK}{self._group}"
+        if self.first:
+            if not folder.is_dir():
+                make_folder(folder)
+                folder.chmod(PRIVATE)
+            mark.touch()
+        (place, *_) = self.gather(self._place())
+        blind = self.gather("" if _appears(mark) else self._place())
+        if self.first:
+            mark.unlink()
+        if missing := sorted(set(blind) - {""}):
+            raise BadInput(
+                f"{folder} of {place} is not the folder that {', '.join(missing)} finds under this name",
+                hint="name a folder that all machines share with --out",
+            )
+
+    def _place(self) -> str:
+        return f"{socket.gethostname()} (node {self.launch.node or 0})"
+
+
+def meet(store: Store, *, rank: int, num_ranks: int) -> str:
+    """A name that exactly the ranks of this attempt know."""
+    own, place = uuid.uuid4().hex, f"flatout/{num_ranks}"
+    store.set(f"{place}/{rank}", own)
+    if rank == 0:
+        return _assemble(store, [f"{place}/{each}" for each in range(num_ranks)])
+    group = store.get(own).decode()
+    while True:
+        store.set(f"{group}/{rank}", "here")
+        following = store.get(f"{group}/next").decode()
+        if following == group:
+            return group
+        group = following  # somebody in the group before was of an earlier attempt
+
+
+def _assemble(store: Store, keys: list[str]) -> str:
+    """Name a group until all of it answers; `next` of a group is itself, or the one that replaces it."""
+    group, members = "", list[bytes]()
+    deadline_s = time.monotonic() + PATIENCE.total_seconds()
+    while time.monotonic() < deadline_s:
+        if store.check(keys):
+            found = store.multi_get(keys)
+            if found != members:
+                before, group, members = group, uuid.uuid4().hex, found
+                for name in members:
+                    store.set(name.decode(), group)
+                if before:
+                    store.set(f"{before}/next", group)
+            answers = [f"{group}/{rank}" for rank in range(1, len(keys))]
+            if not answers or store.check(answers):
+                store.set(f"{group}/next", group)
+                return group
+        time.sleep(POLL_S)
+    came = sum(store.check([key]) for key in keys)
+    raise RuntimeError(f"{came} of {len(keys)} came within {PATIENCE}")
+
+
+def _appears(path: Path) -> bool:
+    deadline_s = time.monotonic() + SEEN_WITHIN_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(OSError):
+            if path.name in {
+                each.name for each in path.parent.iterdir()
+            }:  # asks the server, where stat may not
+                return True
+        time.sleep(POLL_S)
+    return False
+
+
+@contextlib.contextmanager
+def lost_ranks() -> Iterator[None]:
+    """ChildDied where another rank cannot be reached."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise ChildDied(
+            f"another rank is gone: {str(error).splitlines()[0]}",
+            hint="torchrun --max-restarts N starts all ranks again from the last checkpoint",
+        ) from error
