@@ -2,93 +2,25 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flatout.doctor.page import page
 from tests.support import doctor as builders
+from tests.support.browser import OVERFLOW, browser, show
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-    "--disable-sync",
-]
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium in PATH: the page is not opened here")
-
-
-@dataclass
-class Opened:
-    """A page in the browser, and all it said and asked for."""
-
-    browser_page: Any
-    complaints: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def refuse(self, dialog: Any) -> None:
-        self.complaints.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
-
-    def evaluate(self, script: str) -> Any:
-        return self.browser_page.evaluate(script)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
-
-
-@pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Any]:
-    contexts = []
-
-    def open_page(html: str, *, width: int = 1100, scheme: str = "light") -> Opened:
-        path = tmp_path / "page.html"
-        path.write_text(html, encoding="utf-8")
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        opened = Opened(context.new_page())
-        opened.browser_page.on("console", lambda message: opened.complaints.append(message.text))
-        opened.browser_page.on("pageerror", lambda error: opened.complaints.append(str(error)))
-        opened.browser_page.on("dialog", opened.refuse)
-        opened.browser_page.on("request", lambda request: opened.requests.append(request.url))
-        opened.browser_page.goto(path.as_uri())
-        return opened
-
-    yield open_page
-    for context in contexts:
-        context.close()
-
+__all__ = ["browser", "show"]
 
 FULL = page(builders.evidence(ranks=builders.ranks()), builders.findings())
 HOSTILE = page(builders.hostile_evidence(), builders.hostile_findings())
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-
-
-def outside(opened: Opened) -> list[str]:
-    return [url for url in opened.requests if not url.startswith(("file:", "data:"))]
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_is_silent_and_asks_no_host(show: Any, scheme: str) -> None:
     opened = show(FULL, scheme=scheme)
     assert opened.complaints == []
-    assert outside(opened) == []
+    assert opened.outside == []
     assert any(url.startswith("file:") for url in opened.requests)
 
 
@@ -122,7 +54,7 @@ def test_a_link_of_the_list_leads_to_its_finding(show: Any) -> None:
 def test_hostile_names_are_text_and_do_nothing(show: Any) -> None:
     opened = show(HOSTILE)
     assert opened.complaints == []
-    assert outside(opened) == []
+    assert opened.outside == []
     assert opened.evaluate("document.querySelectorAll('script, img').length") == 0
     assert "<script>alert(1)</script>" in opened.browser_page.inner_text("h1")
     assert "<script>alert(1)</script>" in opened.browser_page.inner_text("tr.guilty")

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,24 +19,14 @@ from flatout.ground.runs import end_run
 from flatout.monitor.sample import HostSample, Sample
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web.server import PageServer
+from tests.support.browser import OVERFLOW, PATIENCE_MS, Opened, browser, playwright
 from tests.support.monitor_web import HOSTILE, START_S, logged_run, sample
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 pytest.importorskip("starlette", reason="starlette is not installed: flatout[web]")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: flatout[web]")
 
-CHROMIUM = next((path for name in ("chromium", "chromium-browser") if (path := shutil.which(name))), None)
-ARGUMENTS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-    "--disable-sync",
-]
-PATIENCE_MS = 60_000
-OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+__all__ = ["browser"]
+
 PICTURES = "FLATOUT_PICTURES"
 TWO_FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
 # Going down through the canvas, the first pixel that is strongly coloured, as only lines are.
@@ -82,23 +71,9 @@ STORE = """import("./static/store.js").then(({ Store }) => {
   return { overlapped, holed, long: kept() };
 })"""
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium in PATH: the page is not opened here")
 
-
-@dataclass
-class Opened:
-    """A page in the browser, and all it said and asked for."""
-
-    browser_page: Any
-    complaints: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
-
-    def refuse(self, dialog: Any) -> None:
-        self.complaints.append(f"dialog: {dialog.message}")
-        dialog.dismiss()
-
-    def evaluate(self, script: str) -> Any:
-        return self.browser_page.evaluate(script)
+class WatchPage(Opened):
+    """The monitor's page in the browser."""
 
     def text(self, selector: str) -> str:
         return str(self.browser_page.locator(selector).first.inner_text())
@@ -120,31 +95,18 @@ class Opened:
         return float(self.browser_page.evaluate(FIND_LINE, chart))
 
 
-Show = Callable[..., Opened]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright.expect.set_options(timeout=PATIENCE_MS)
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield chromium
-        chromium.close()
+Show = Callable[..., WatchPage]
 
 
 @pytest.fixture
 def show(browser: Any) -> Iterator[Show]:
     contexts = []
 
-    def open_page(url: str, *, width: int = 1280, height: int = 900, scheme: str = "light") -> Opened:
+    def open_page(url: str, *, width: int = 1280, height: int = 900, scheme: str = "light") -> WatchPage:
         context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
         context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
-        opened = Opened(context.new_page())
-        opened.browser_page.on("console", lambda message: opened.complaints.append(message.text))
-        opened.browser_page.on("pageerror", lambda error: opened.complaints.append(str(error)))
-        opened.browser_page.on("dialog", opened.refuse)
-        opened.browser_page.on("request", lambda request: opened.requests.append(request.url))
+        opened = WatchPage(context.new_page())
         opened.browser_page.goto(url)
         opened.browser_page.wait_for_selector("#runs:not([aria-busy]) section.run:not(.waiting)")
         return opened
@@ -515,7 +477,7 @@ def test_with_a_token_all_the_page_asks_for_carries_it(show: Show, tmp_path: Pat
 # Looks
 
 
-def luminances(opened: Opened) -> tuple[float, float]:
+def luminances(opened: WatchPage) -> tuple[float, float]:
     colours = opened.evaluate(
         "['color', 'backgroundColor'].map(k => getComputedStyle(document.documentElement)[k]"
         ".match(/\\d+/g).slice(0, 3).map(Number))"
