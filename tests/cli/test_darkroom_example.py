@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import itertools
 import re
 import sys
@@ -17,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.cli import modules_of
 from tests.support.warm_python import warm
 
 ROOT = Path(__file__).parents[2]
@@ -28,14 +28,8 @@ GUILTY = "# guilty: row-indexing-in-loop, tensor-created-in-loop"
 
 @pytest.fixture(scope="module")
 def darkroom() -> Iterator[SimpleNamespace]:
-    """The example's modules, imported as its own script imports them."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in MODULES:
-            sys.modules.pop(name, None)
+    with modules_of(FOLDER, MODULES) as modules:
+        yield modules
 
 
 def make_histories(module: ModuleType, *, goals: int, seed: int = 0, num_steps: int = 1000) -> Any:

@@ -19,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.cli import modules_of
 from tests.support.gpu import no_synchronisation
 from tests.support.warm_python import warm
 
@@ -32,14 +33,8 @@ SAMPLES = [0, 79, 80, 121, 158, 159, 1100, 1700]
 
 @pytest.fixture(scope="module")
 def darkroom() -> Iterator[SimpleNamespace]:
-    """The example's modules, imported as its own scripts import them."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in MODULES:
-            sys.modules.pop(name, None)
+    with modules_of(FOLDER, MODULES) as modules:
+        yield modules
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 import math
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +19,7 @@ from flatout.ground import packages
 from flatout.memory.jobs.from_name import load_job
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.jobs.step import make_parts, run_step
+from tests.support.cli import modules_of
 from tests.support.warm_python import warm
 
 pytest.importorskip("transformers", reason="the example's encoders are transformers'")
@@ -50,14 +49,8 @@ TINY = (
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[SimpleNamespace]:
-    """The example's modules, imported as its own script imports them."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in MODULES})
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in MODULES:
-            sys.modules.pop(name, None)
+    with modules_of(FOLDER, MODULES) as modules:
+        yield modules
 
 
 def tiny_settings(example: SimpleNamespace, *overrides: str, stage: str = "02") -> dict[str, Any]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import os
 import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 from flatout.ground.script.main import START
 from flatout.measure.evidence import Evidence, Loader
@@ -137,3 +142,15 @@ def line_of(script: str, text: str) -> int:
 
 def losses(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("loss ")]
+
+
+@contextlib.contextmanager
+def modules_of(folder: Path, names: Sequence[str]) -> Iterator[SimpleNamespace]:
+    """The modules of an example, imported as its own scripts import them."""
+    sys.path.insert(0, str(folder))
+    try:
+        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
+    finally:
+        sys.path.remove(str(folder))
+        for name in names:
+            sys.modules.pop(name, None)

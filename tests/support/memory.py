@@ -90,6 +90,19 @@ def job_of(
     return Job(name="job", make_model=make_model, make_batch=make_batch, loss=loss, **more)
 
 
+def tower() -> Job:
+    def make_batch(*, batch_size: int, width: int) -> Any:
+        return torch.zeros(batch_size, width, 256)
+
+    return Job(
+        name="tower",
+        make_model=lambda: nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)),
+        make_batch=make_batch,
+        loss=lambda model, batch: model(batch).square().mean(),
+        sizes={"batch_size": 8, "width": 32},
+    )
+
+
 def mlp_job(*, width: int = 32, **more: Any) -> Job:
     """Two layers with biases: 2 x (width² + width) parameters."""
     return job_of(

@@ -27,7 +27,7 @@ from flatout.memory.predict.repeat_steps import repeated
 from flatout.memory.predict.replay import sized
 from flatout.memory.probe.probe_results import Measured, Receipt
 from flatout.memory.trace.record import Trace
-from tests.support.memory import job_of, language_model_job, mlp_job, traced
+from tests.support.memory import job_of, language_model_job, mlp_job, tower, traced
 
 MIB = 1 << 20
 RECIPES = [Recipe(), Recipe(precision="bf16", clip_norm=1.0)]
@@ -182,19 +182,6 @@ def test_multiprocessors_that_are_assumed_are_said() -> None:
     unknown = estimate_job(mlp_job(), device="24GB")
     assert "\nnote: how many multiprocessors 24GB has is not known; workspaces are assumed" in str(unknown)
     assert "multiprocessors" not in str(estimate_job(mlp_job(), device="A100-80GB"))
-
-
-def tower() -> Job:
-    def make_batch(*, batch_size: int, width: int) -> Any:
-        return torch.zeros(batch_size, width, 256)
-
-    return Job(
-        name="tower",
-        make_model=lambda: nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)),
-        make_batch=make_batch,
-        loss=lambda model, batch: model(batch).square().mean(),
-        sizes={"batch_size": 8, "width": 32},
-    )
 
 
 class Kept(dict[str, Trace]):

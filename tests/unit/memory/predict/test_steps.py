@@ -12,29 +12,16 @@ from torch import Tensor, nn
 
 from flatout.ground.errors import BadInput
 from flatout.hardware.simulated import simulated_device
-from flatout.memory.jobs.job import Job, Recipe, Sizes
+from flatout.memory.jobs.job import Recipe, Sizes
 from flatout.memory.predict.forecast import (
     Forecaster,
 )
 from flatout.memory.predict.replay import sized
 from flatout.memory.trace.record import Trace
 from flatout.planner.forecast.trace_cache import TraceCache
-from tests.support.memory import job_of, mlp_job, traced
+from tests.support.memory import job_of, mlp_job, tower, traced
 
 MIB = 1 << 20
-
-
-def tower() -> Job:
-    def make_batch(*, batch_size: int, width: int) -> Any:
-        return torch.zeros(batch_size, width, 256)
-
-    return Job(
-        name="tower",
-        make_model=lambda: nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)),
-        make_batch=make_batch,
-        loss=lambda model, batch: model(batch).square().mean(),
-        sizes={"batch_size": 8, "width": 32},
-    )
 
 
 def forecast(**options: Any) -> Forecaster:

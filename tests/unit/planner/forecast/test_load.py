@@ -16,7 +16,6 @@ from flatout.api import apply_config, fit_config
 from flatout.ground.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.from_name import load_job
-from flatout.memory.jobs.job import Job
 from flatout.memory.predict.forecast import Forecaster, estimate_job
 from flatout.planner.config.documents import Value
 from flatout.planner.forecast import trace_cache
@@ -30,6 +29,7 @@ from flatout.planner.forecast.load import (
     with_optimizer,
 )
 from flatout.planner.plan import PlanOptions
+from tests.support.memory import tower
 
 BUILD = """\
 import torch
@@ -170,19 +170,6 @@ def test_the_environment_of_this_process_is_read(monkeypatch: pytest.MonkeyPatch
     assert find_segments().value
 
 
-def job() -> Job:
-    def make_batch(*, batch_size: int, width: int) -> Any:
-        return torch.zeros(batch_size, width, 256)
-
-    return Job(
-        name="tower",
-        make_model=lambda: nn.Sequential(nn.Linear(256, 1024), nn.GELU(), nn.Linear(1024, 256)),
-        make_batch=make_batch,
-        loss=lambda model, batch: model(batch).square().mean(),
-        sizes={"batch_size": 8, "width": 32},
-    )
-
-
 def test_dotted_keys_become_the_mapping_they_stand_for() -> None:
     assert nested({"a.b": 1, "a.c.d": 2, "e": 3}) == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
     lists = nested({"m.sizes.0": 64, "m.sizes.1": 32, "m.parts.0.k": 3, "m.epochs.0": 8, "m.epochs.4": 2})
@@ -196,12 +183,12 @@ def test_a_key_below_a_value_is_refused() -> None:
 
 def test_the_optimizer_a_config_names_is_planned() -> None:
     said: list[str] = []
-    plain = with_optimizer(job(), "sgd", on_progress=said.append)
+    plain = with_optimizer(tower(), "sgd", on_progress=said.append)
     parts = plain.make_optimizer([nn.Parameter(torch.zeros(1))])
     assert isinstance(parts, torch.optim.SGD)
     assert not said
     bytes_of = {
-        name: estimate_job(with_optimizer(job(), name, on_progress=said.append)).by_component
+        name: estimate_job(with_optimizer(tower(), name, on_progress=said.append)).by_component
         for name in ("sgd", "adamw_torch")
     }
     assert not bytes_of["sgd"].get("optimizer state")
@@ -210,7 +197,7 @@ def test_the_optimizer_a_config_names_is_planned() -> None:
 
 def test_an_unknown_optimizer_is_said_and_planned_as_adamw() -> None:
     said: list[str] = []
-    subject = job()
+    subject = tower()
     assert with_optimizer(subject, "lion_8bit", on_progress=said.append) is subject
     assert "lion_8bit" in said[0]
 

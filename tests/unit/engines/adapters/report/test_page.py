@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
 from pathlib import Path
 
 from flatout.engines.adapters.report.page import LONGEST_TEXT, page
 from flatout.page.document import write_page
 from tests.support.adapters import HOSTILE, evaluation, hostile_report, quality, report
+from tests.support.page import Elements
 
 TITLES = (
     "Scores",
@@ -21,23 +21,6 @@ TITLES = (
     "Both together: learning",
     "Notes",
 )
-
-
-class Elements(HTMLParser):
-    """The elements of a page, and its text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert not any(name.startswith("on") for name, _ in attrs)
-        self.names.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def test_the_page_shows_all_of_a_run() -> None:

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from html.parser import HTMLParser
 from pathlib import Path
 
 from flatout.engines.steering.report.page import LONGEST_TEXT, page
 from flatout.engines.steering.report.record import Interval, Retest
 from flatout.page.document import write_page
+from tests.support.page import Elements
 from tests.support.steering import HOSTILE, hostile_study, study
-
-
-class Elements(HTMLParser):
-    """The elements of a page, and its text."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.names: list[str] = []
-        self.text = ""
-        self.feed(html)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert not any(name.startswith("on") for name, _ in attrs)
-        self.names.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def test_the_page_shows_all_of_a_study() -> None:
