@@ -8,6 +8,8 @@ import flatout.doctor.rules
 from flatout.doctor.examine import examine
 from flatout.doctor.rule import all_rules
 from flatout.testing.rules import RuleContract, check
+from flatout.tuner.patches.patch import all_patches
+from flatout.tuner.treatment import all_treatments
 from tests.support.doctor import SICK
 
 FILES = [path for path in Path(flatout.doctor.rules.__path__[0]).rglob("*.py") if path.stem != "__init__"]
@@ -27,3 +29,11 @@ def test_a_job_with_many_faults_makes_the_rules_speak():
     by_code = {rule.code: rule for rule in all_rules()}
     for finding in examine(SICK):
         check(finding, by_code[finding.code])
+
+
+def test_what_tune_can_try_is_a_treatment_or_a_patch_that_answers():
+    known = {**all_treatments(), **all_patches()}
+    named = {(rule.code, name) for rule in all_rules() for name in rule.tune}
+    assert {name for _code, name in named} <= set(known)
+    assert {(code, patch.name) for patch in all_patches().values() for code in patch.answers} <= named
+    assert "many-parameter-groups" in all_treatments()["merged-groups"].rules

@@ -80,7 +80,12 @@ def test_every_rule_is_planted_and_has_a_clean_twin():
         assert sum(mark.required for mark in clean) == 0
 
 
-NOT_RECORDED = {"launch_bound_step"}  # a GPU has yet to run these
+# a GPU has yet to run these
+NOT_RECORDED = {
+    *("launch_bound_step", "unfused_optimizer", "full_precision_matmul", "layout_transposes"),
+    *("empty_cache_in_loop", "synchronize_in_loop", "mask_indexing", "hidden_library_sync"),
+    *("near_out_of_memory", "allocator_fragmentation"),
+}
 
 
 def test_every_guilty_line_is_judged_on_a_device_where_it_counts():

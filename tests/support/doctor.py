@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from flatout.doctor.examine import Diagnosis
 from flatout.doctor.finding import Ceiling, Finding, Sight
@@ -30,8 +30,10 @@ from flatout.measure.evidence import (
     GraphGrowth,
     Growth,
     Host,
+    InnerCalls,
     Kernel,
     Kernels,
+    LargeTensor,
     Lengths,
     Loader,
     Losses,
@@ -39,6 +41,7 @@ from flatout.measure.evidence import (
     ModuleCall,
     Network,
     ObservedJob,
+    OptimizerSetup,
     Place,
     Precision,
     Rank,
@@ -580,7 +583,7 @@ def hostile_findings() -> tuple[Finding, ...]:
 
 
 _KINDS: tuple[SiteKind, ...] = ("create", "row", "cell", "sync")
-_COUNTERFACTUALS: tuple[Literal["cached", "half"], ...] = ("cached", "half")
+_COUNTERFACTUALS = ("cached", "half", "tf32", "channels-last", "no-checkpointing", "uncompiled")
 _HERE = Place(file="train.py", line=7, function="train")
 _BATCH = Spread(num=8, mean_s=0.05, median_s=0.05, p95_s=0.05, max_s=0.05)
 _LOADER = Loader(
@@ -601,10 +604,27 @@ _LOADER = Loader(
     ),
     lines=(FetchLine(place=_HERE, in_collate=False, samples=100),),
 )
-_SPLIT = {"wait": 0.08, "forward": 0.15, "rest": 0.075}
+_SPLIT = {"wait": 0.072, "forward": 0.147, "optimizer": 0.0155, "rest": 0.0715}
 _METRIC = Place(file="train.py", line=9, function="measure")
 _LOG = Place(file="train.py", line=12, function="report")
 _AVERAGE = Place(file="train.py", line=21, function="average")
+_CALLS: tuple[tuple[SiteKind, str, Place, str | None], ...] = (
+    *(("call", op, _HERE, None) for op in ("detect_anomaly", "empty_cache", "synchronize", "checkpoint")),
+    ("weights", "copy_", _HERE, "torch/nn/modules/module.py:1"),
+    ("sync", "nonzero", _HERE, None),
+    ("sync", "item", _HERE, None),
+    ("sync", "__getitem__", _HERE, None),
+    ("sync", "item", _METRIC, "torch/distributions/distribution.py:1"),
+)
+_CALL = ModuleCall(
+    module="Model",
+    place=_HERE,
+    calls_per_step=32.0,
+    rows=1,
+    training=True,
+    has_parameters=True,
+    host_s=0.1,
+)
 # A job with many faults, so that what follows meets rules that have something to say.
 SICK = dataclasses.replace(
     EMPTY,
@@ -666,13 +686,13 @@ SICK = dataclasses.replace(
     ),
     stacks=Stacks(
         num_steps=4,
-        samples_by_phase={"rest": 100},
+        samples_by_phase={"rest": 1000},
         paths=(
-            StackPath(phase="rest", places=(_METRIC,), samples=100),
-            StackPath(phase="rest", places=(_LOG,), samples=60, library="logging"),
-            StackPath(phase="rest", places=(_AVERAGE,), samples=60),
+            StackPath(phase="rest", places=(_METRIC,), samples=1000),
+            StackPath(phase="rest", places=(_LOG,), samples=600, library="logging"),
+            StackPath(phase="rest", places=(_AVERAGE,), samples=600),
         ),
-        loops={str(_AVERAGE): (20,)},
+        loops={str(_AVERAGE): (20,), str(_METRIC): (8,)},
     ),
     sources={"train.py": {"20": "    for average, weights in zip(averages, model.parameters()):"}},
     garbage=Garbage(num_steps=10, steps_s=3.0, pauses_s=1.0, num_paused=10, asked_s=1.0, place=_HERE),
@@ -699,7 +719,7 @@ SICK = dataclasses.replace(
         compute_capability="9.0",
         peak_flops={"fp32": 67e12, "tf32": 494e12, "bf16": 989e12},
     ),
-    steps=(Step(index=0, arm="real", block=0, step_s=0.305, phases_s=_SPLIT, rows=32),),
+    steps=(Step(index=0, arm="real", block=0, step_s=0.306, phases_s=_SPLIT, rows=32),),
     loaders=(
         _LOADER,
         dataclasses.replace(
@@ -727,17 +747,21 @@ SICK = dataclasses.replace(
             bytes_per_step=2.0**24,
             pinned=False,
         ),
+        *(
+            Site(kind=kind, op=op, place=place, via=via, calls_per_step=32.0, device="cuda", host_s=0.05)
+            for kind, op, place, via in _CALLS
+        ),
     ),
     module_calls=(
-        ModuleCall(
-            module="Model",
-            place=_HERE,
-            calls_per_step=32.0,
-            rows=1,
-            training=True,
-            has_parameters=True,
-            host_s=0.1,
-        ),
+        _CALL,
+        dataclasses.replace(_CALL, rows=32, num_alike=8, unused_gradients=True, autocast="float16"),
+    ),
+    inner_calls=(
+        InnerCalls(module="Expert", place=_METRIC, calls_per_step=8.0, num_modules=8, rows_differ=True),
+    ),
+    optimizers=tuple(
+        OptimizerSetup(name="AdamW", place=_HERE, num_groups=99, num_distinct=2, num_tensors=99, way=way)
+        for way in ("for-loop", "foreach")
     ),
     attributed_step_s=0.4,
     kernels=Kernels(
@@ -749,16 +773,22 @@ SICK = dataclasses.replace(
         gap_s=0.06,
         sync_gap_s=0.02,
         num_syncs=32.0,
-        by_category_s={"matmul": 0.1},
+        by_category_s={"matmul": 0.1, "convolution": 0.1},
         matmul_s_by_dtype={"fp32": 0.1},
         top=(),
         copies=(Copy(kind="HtoD pageable", calls_per_step=2.0, total_s=0.05),),
     ),
     memory=Memory(
         num_steps=4,
-        peak_bytes=2**30,
+        peak_bytes=2**37 - 2**32,
         growth_bytes_per_step=2.0**20,
         graphs=(GraphGrowth(holder="losses", holder_place=_HERE, nodes_per_step=40.0),),
+        reserved_bytes=2**37,
+        num_alloc_retries=3,
+        largest=tuple(
+            LargeTensor(place=_HERE, op=op, shape=(2**18, 2**15), dtype="float32", num_bytes=2**35)
+            for op in ("mm", "_log_softmax")
+        ),
     ),
     counterfactuals=tuple(
         Counterfactual(
@@ -776,5 +806,11 @@ SICK = dataclasses.replace(
         )
         for name in (*_COUNTERFACTUALS, "workers", "whole-batches", "threads", "garbage-off")
     ),
-    precision=Precision(parameter_dtypes=("float32",), autocast=None, tf32_matmul=False, bf16_supported=True),
+    precision=Precision(
+        parameter_dtypes=("float32",),
+        autocast=None,
+        tf32_matmul=False,
+        bf16_supported=True,
+        scales_loss=False,
+    ),
 )

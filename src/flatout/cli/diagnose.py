@@ -17,7 +17,7 @@ import typer
 
 from flatout.cli import flags
 from flatout.cli.flags import flag, switch
-from flatout.cli.output import FINDINGS, plain_console, plain_table, print_document, print_json, say
+from flatout.cli.output import FINDINGS, plain_console, print_document, print_json, say
 from flatout.ground.errors import BadInput
 from flatout.ground.torchrun import read_launch
 
@@ -155,19 +155,20 @@ def rules(
       flatout rules
       flatout rules FO301
     """
-    from flatout.doctor.rule import all_rules, rule_by_code
+    from flatout.doctor.rule import all_rules, families, rule_by_code
 
     chosen = all_rules() if code is None else (rule_by_code(code),)
     if json_output:
-        fields = ("code", "name", "summary", "arms", "sections")
+        fields = ("code", "name", "summary", "arms", "tune", "sections")
         listed = [{field: getattr(rule, field) for field in fields} for rule in chosen]
         print_document("flatout-rules", rules=listed)
         return
     if code is None:
-        table = plain_table("Code", "Name", "What it does", "Proved by")
-        for rule in chosen:
-            table.add_row(rule.code, rule.name, rule.summary.replace("`", ""), ", ".join(rule.arms))
-        plain_console().print(table)
+        width = max(len(rule.name) for rule in chosen)
+        for family, members in families(chosen).items():
+            typer.echo(family)
+            for rule in members:
+                typer.echo(f"  {rule.code}  {rule.name:<{width}}  {rule.summary.replace('`', '')}")
         return
     from rich.markdown import Markdown
 
@@ -175,6 +176,7 @@ def rules(
 
     (rule,) = chosen
     proved = f"\n\nProved by: {', '.join(rule.arms)}." if rule.arms else ""
+    proved += f"\n\nflatout tune can try it: {', '.join(rule.tune)}." if rule.tune else ""
     plain_console().print(
         Markdown(f"# {rule.code} {rule.name}\n\n{sections_markdown(rule, level=2)}{proved}")
     )

@@ -23,7 +23,7 @@ MOST = 0.999
 RESOLVABLE_SPEEDUP = 1.05
 KNOCKED_OUT = "knock-out"
 MOST_CALL_LINES = 4  # of a statement that is a call and little else
-OF_LINES = (KNOCKED_OUT, "batched-call", "library-recurrence")  # arms that change some lines alone
+OF_LINES = (KNOCKED_OUT, "batched-call", "library-recurrence", "no-grad")  # arms that change some lines alone
 BUSY = 0.8  # of the step, a GPU that bounds it
 
 

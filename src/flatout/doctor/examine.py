@@ -21,7 +21,10 @@ from flatout.ground.units import UNKNOWN
 from flatout.measure.evidence import Evidence
 
 # Arms that change the step as a whole: two causes that one of them proves have two fixes.
-WHOLE_STEP = ("cached", "half", "workers", "whole-batches", "autocast", "tf32", "staged", "trimmed")
+WHOLE_STEP = (
+    *("cached", "half", "workers", "whole-batches", "autocast", "tf32", "staged", "trimmed"),
+    "uncompiled",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -62,7 +65,7 @@ class Diagnosis:
 
 def examine(evidence: Evidence) -> tuple[Finding, ...]:
     """Every rule's findings, one for each cause, the one that would free most of the job first."""
-    findings = [finding for rule in all_rules() for finding in rule.detect(evidence)]
+    findings = [replace(finding, tune=rule.tune) for rule in all_rules() for finding in rule.detect(evidence)]
     unexplained = [
         finding for finding in findings if not any(_explains(finding, other, evidence) for other in findings)
     ]
@@ -77,7 +80,19 @@ def _explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
         or explains_samples(finding, other)
         or explains_rows(finding, other)
         or explains_launches(finding, other)
+        or (finding.code in _explained_by(other.code) and _is_at(finding, other))
     )
+
+
+def _explained_by(code: str) -> tuple[str, ...]:
+    return next((rule.explains for rule in all_rules() if rule.code == code), ())
+
+
+def _is_at(one: Finding, other: Finding) -> bool:
+    """Whether two findings are of the same line."""
+    if one.place is None or other.place is None:
+        return one.place is other.place
+    return (one.place.file, one.place.line) == (other.place.file, other.place.line)
 
 
 def _for_the_job(finding: Finding, evidence: Evidence) -> Finding:

@@ -49,3 +49,4 @@ class Finding:
     safety: FixSafety
     no_ceiling: str | None = None  # why there is none, where the cost is time
     also: tuple[Sight, ...] = ()
+    tune: tuple[str, ...] = ()  # treatments and patches by which `flatout tune` tries the fix

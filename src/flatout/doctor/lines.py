@@ -97,6 +97,60 @@ def direct_lines(evidence: Evidence, kind: SiteKind) -> list[CodeLine]:
     )
 
 
+def optimizer_share(evidence: Evidence) -> float | None:
+    """The share of the step in the optimizer: on a GPU by its own clock, where that was read."""
+    device = phase_shares(evidence, device=True)
+    return (device or phase_shares(evidence)).get("optimizer") or None
+
+
+def optimizer_time(evidence: Evidence, share: float) -> str:
+    """What the optimizer takes of the step, in words."""
+    step_s = evidence.step_s or 0.0
+    return f"the optimizer takes {show_seconds(share * step_s)} of a step of {show_seconds(step_s)}"
+
+
+def looks_share(evidence: Evidence, place: Place) -> float | None:
+    """The share of the step in which a line was on the stack, its backward pass not counted."""
+    stacks, shares = evidence.stacks, phase_shares(evidence)
+    if stacks is None or sum(stacks.samples_by_phase.values()) < FEWEST_LOOKS:
+        return None
+    parts = (
+        path.samples / stacks.samples_by_phase[path.phase] * shares.get(path.phase, 0.0)
+        for path in stacks.paths
+        if stacks.samples_by_phase.get(path.phase) and _line(place) in map(_line, path.places)
+    )
+    return min(sum(parts), MOST) or None
+
+
+def training_call(evidence: Evidence) -> Place | None:
+    """The line of the longest outermost model call of the training step."""
+    calls = [call for call in evidence.module_calls if call.training and call.has_parameters]
+    longest = max(calls, key=lambda call: (call.host_s or 0.0, call.calls_per_step), default=None)
+    return longest.place if longest is not None else None
+
+
+def repeated_call(
+    rule: Title, evidence: Evidence, op: str, *, arms: tuple[str, ...], what: str, fix: str
+) -> list[Finding]:
+    """Lines of the user's that make a call on the GPU in every step which the step does not need."""
+    findings = []
+    calls = [site for site in evidence.sites if site.kind == "call" and site.op == op and site.via is None]
+    for line in lines_of(calls) if evidence.job.device == "cuda" else ():
+        if line.calls_per_step >= 1:
+            number = show_calls(line.calls_per_step)
+            findings += rule.proven(
+                evidence,
+                line.place,
+                f"torch.cuda.{op}() is called {number} times per step: it {what}",
+                arms=arms,
+                figures=(f"{op}: {number} calls per step from this line", timing(evidence, line)),
+                share=line_share(evidence, line) or None,
+                fix=fix,
+                safety="exact",
+            )
+    return findings
+
+
 def show_calls(calls: float) -> str:
     """A mean number of calls: 1536, 64, 2.5."""
     return f"{calls:.0f}" if calls >= 10 or calls == int(calls) else f"{calls:.1f}"

@@ -59,11 +59,21 @@ ARMS = {
     "workers": ("with num_workers={value:g}", "the present number of workers"),
     "batched-call": ("with one batched call at {place}", "the loop of calls"),
     "library-recurrence": ("with one recurrent call at {place}", "the loop of cells"),
+    "merged-groups": ("with equal parameter groups merged", "the number of parameter groups"),
+    "foreach-optimizer": ("with lists of parameters updated at once", "the optimizer's loop"),
+    "fused-optimizer": ("with a fused optimizer", "the optimizer's many calls"),
+    "no-anomaly-detection": ("without anomaly detection", "anomaly detection"),
+    "no-empty-cache": ("without empty_cache()", "giving memory back"),
+    "no-synchronize": ("without synchronize()", "waiting for the GPU"),
+    "no-checkpointing": ("with activations kept", "computing activations again"),
+    "no-grad": ("without gradients of the call at {place}", "recording gradients that nobody uses"),
+    "uncompiled": ("as it was written, not compiled", "what torch.compile made of it"),
+    "channels-last": ("with channels last", "the layout of convolutions"),
     "same": ("with nothing changed", "chance"),
 }
 
 
-TREATMENTS = tuple(kind for kind in ARMS if kind not in ("cached", "workers", "same"))
+TREATMENTS = tuple(kind for kind in ARMS if kind not in ("cached", "workers", "same", "uncompiled"))
 
 
 def readings(evidence: Evidence) -> tuple[ArmReading, ...]:
@@ -149,6 +159,25 @@ def _bound_per_sample(evidence: Evidence) -> str:
 
 
 def bound(evidence: Evidence) -> str:
+    """What the step spends its time on, and how near that is to what the device can do."""
+    return " ".join(filter(None, (_bound(evidence), at_roofline(evidence))))
+
+
+def at_roofline(evidence: Evidence) -> str | None:
+    """How much of the step its arithmetic or its bytes fill, at the speeds that were measured here."""
+    roofline, step_s = evidence.roofline, evidence.step_s
+    if roofline is None or not step_s:
+        return None
+    of_bytes = roofline.memory_s > roofline.compute_s
+    needed_s = max(roofline.memory_s, roofline.compute_s)
+    what = "reading and writing its tensors" if of_bytes else "its matrix products"
+    return (
+        f"It runs at {show_share(min(1.0, needed_s / step_s))} of the roofline: {what} alone would take "
+        f"{show_seconds(needed_s)} of {show_seconds(step_s)} on this device."
+    )
+
+
+def _bound(evidence: Evidence) -> str:
     """One sentence: what the step spends its time on."""
     step_s = evidence.step_s
     if step_s is None:
@@ -281,6 +310,8 @@ def proof_words(finding: Finding) -> Iterator[str]:
         yield f"measured ({ceiling.arm}): the step takes {show_seconds(ceiling.step_s)} without this{whole}"
     if finding.no_ceiling is not None:
         yield f"no ceiling: {finding.no_ceiling}"
+    if finding.tune:
+        yield f"flatout tune can try it: {', '.join(finding.tune)}"
     for other in finding.also:
         share = f", {show_share(other.share)} of the step" if other.share is not None else ""
         yield f"the same cause: {other.code} {other.name} at {other.place or UNKNOWN}{share}"

@@ -2,7 +2,9 @@
 
 A rule module has a docstring whose first line is `FO301 tensor-created-in-loop`, followed by five
 sections (What it does, Why it costs, Evidence, Fix, Fix safety), a function `detect(evidence) ->
-list[Finding]`, and `ARMS`: the kinds of arms that prove it, the one that does what the fix does first.
+list[Finding]`, and `ARMS`: the kinds of arms that prove it, the one that does what the fix does first.  Two
+more names are optional: `EXPLAINS`, codes of rules whose finding of the same line it takes the place of, and
+`TUNE`, treatments and patches by which `flatout tune` tries its fix.
 The file's name is the kebab name with underscores.  Tables, `flatout rules` and the docs are made from
 these.  The sections are markdown, so that an example of a fix can be shown as code.
 
@@ -32,6 +34,18 @@ from flatout.ground.user_code import load_plugins
 from flatout.measure.evidence import Evidence, Place
 
 GROUP = "flatout.rules"
+# What the first digit of a code says.
+FAMILIES = {
+    "1": "loading",
+    "2": "transfers, waits and the host",
+    "3": "Python loops and launches",
+    "4": "arithmetic",
+    "5": "memory",
+    "6": "compilation",
+    "7": "several GPUs",
+    "8": "outside the step",
+    "9": "training itself: what costs no time and is wrong all the same",
+}
 SECTIONS = ("What it does", "Why it costs", "Evidence", "Fix", "Fix safety")
 
 
@@ -44,11 +58,27 @@ class Rule:
     sections: dict[str, str]
     detect: Callable[[Evidence], list[Finding]]
     arms: tuple[str, ...] = ()  # kinds of arms that prove it
+    explains: tuple[str, ...] = ()  # codes of rules that say less of the same line
+    tune: tuple[str, ...] = ()  # treatments and patches that try its fix
 
     @property
     def summary(self) -> str:
         """The first sentence of What it does."""
         return re.split(r"(?<=\.)\s", " ".join(self.sections["What it does"].split()), maxsplit=1)[0]
+
+
+def families(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
+    """Rules by what the hundred of their code means; those of other packages by its letters."""
+    found: dict[str, list[Rule]] = {}
+    for rule in rules:
+        digit, ours = rule.code[-3], rule.code.startswith("FO")
+        name = (
+            f"FO{digit}xx {FAMILIES.get(digit, '')}".rstrip()
+            if ours
+            else f"{rule.code[:-3]} of another package"
+        )
+        found.setdefault(name, []).append(rule)
+    return found
 
 
 class Title(NamedTuple):
@@ -162,8 +192,8 @@ def read_rule(module: ModuleType) -> Rule:
         raise _broken(file_name, f"says nothing under {', '.join(empty)}")
     if not callable(getattr(module, "detect", None)):
         raise BadInput(f"the rule {file_name} has no detect(evidence)", hint="add the function")
-    arms = tuple(getattr(module, "ARMS", ()))
-    return Rule(code=code, name=name, sections=sections, detect=module.detect, arms=arms)
+    given = {field: tuple(getattr(module, field.upper(), ())) for field in ("arms", "explains", "tune")}
+    return Rule(code=code, name=name, sections=sections, detect=module.detect, **given)
 
 
 def title_of(docstring: str | None) -> Title:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from flatout.doctor.rule import Rule, all_rules
+from flatout.doctor.rule import Rule, all_rules, families
 
 _INTRODUCTION = """# Rules
 
 A rule reads the evidence of one job and answers with findings: a place, the figures it rests on, a
 ceiling, and a fix. `flatout rules` prints the table, `flatout rules FO301` one entry. The first digit of
-a code says where the time goes: 1 loading, 2 transfers and waits, 3 Python loops, 4 arithmetic, 5 memory,
-6 compilation, 7 ranks, 8 outside the step, 9 training itself: what costs no time and is wrong all the same.
+a code says where the time goes.
 
 The ceiling is what one of the rule's arms measured: steps that ran differently, interleaved with ordinary
 ones. Where no arm could run there is none, and the finding says why; where the arm showed no gain there is
@@ -17,18 +16,47 @@ no finding. Some times are measured where they pass, without an arm: *outside* t
 in *compilation*, in *pauses* of the garbage collector, and by the GPU's own *kernels*."""
 
 
+_LEFT_OUT = {
+    "`@torch.jit.script` under `torch.compile`": "[graph-breaks](#fo602), at the line that calls it",
+    "evaluation without `torch.no_grad()`": "[evaluation-dominates](#fo801), the patch `no-grad-evaluation` "
+    "of `flatout tune`; inside a step [grad-enabled-inference](#fo405)",
+    "`cudnn.benchmark` off": "an algorithm that was chosen for a shape stays chosen, so that steps with and "
+    "without cannot take turns; `flatout tune` tries it in runs of its own",
+    "`cudnn.benchmark` on, with shapes that change": "the search is in steps that are left out of the mean, "
+    "and listed as time outside the step",
+    "memory that lies idle": "costs nothing by itself: [launch-bound-step](#fo305) says where a larger batch "
+    "is free, `flatout plan` which one fits",
+    "a vocabulary that is no multiple of 64": "what padding gains depends on the kernel that is chosen, and "
+    "no arm can change the shape of a weight under way",
+}
+
+
 def markdown() -> str:
     """The whole page: a table of all rules, then one chapter each."""
     rules = all_rules()
     table = ["| Code | Name | What it does | Proved by |", "|---|---|---|---|"]
-    table += [
-        f"| [{rule.code}](#{anchor(rule)}) | {rule.name} | {rule.summary} | {', '.join(rule.arms)} |"
-        for rule in rules
-    ]
+    for family, members in families(rules).items():
+        table.append(f"| **{family.partition(' ')[0]}** | **{family.partition(' ')[2]}** | | |")
+        table += [
+            f"| [{rule.code}](#{anchor(rule)}) | {rule.name} | {rule.summary} | {', '.join(rule.arms)} |"
+            for rule in members
+        ]
     chapters = [
         f"## {rule.code} {rule.name} {{#{anchor(rule)}}}\n\n{sections_markdown(rule)}" for rule in rules
     ]
-    return "\n\n".join([_INTRODUCTION, "\n".join(table), *chapters]) + "\n"
+    return "\n\n".join([_INTRODUCTION, "\n".join(table), _without_a_rule(), *chapters]) + "\n"
+
+
+def _without_a_rule() -> str:
+    head = "Causes that people report and that have no rule of their own:\n"
+    return "\n".join(
+        [
+            head,
+            "| cause | who speaks of it, or why nobody |",
+            "|---|---|",
+            *(f"| {cause} | {why} |" for cause, why in _LEFT_OUT.items()),
+        ]
+    )
 
 
 def sections_markdown(rule: Rule, *, level: int = 3) -> str:

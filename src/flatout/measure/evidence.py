@@ -16,7 +16,7 @@ EVIDENCE_VERSION = 2
 
 # Steps that are not timed: their instrument slows them.  Every other name of a step is an arm's label.
 INSTRUMENTS = ("count", "stacks", "kernels", "memory", "attribution")
-SiteKind = Literal["create", "row", "sync", "copy", "cell"]
+SiteKind = Literal["create", "row", "sync", "copy", "cell", "weights", "call"]
 EpisodeKind = Literal["evaluation", "rollout", "checkpoint", "epoch-start", "compilation", "set-up", "other"]
 Ended = Literal["measured", "finished", "crashed", "interrupted"]
 
@@ -216,6 +216,42 @@ class ModuleCall:
     has_parameters: bool
     autocast: str | None = None  # the dtype of an active autocast
     host_s: float | None = None
+    num_alike: int = 1  # modules of equal shapes that were called, where none is given another's result
+    unused_gradients: bool = False  # gradients are recorded, but no optimizer has its parameters
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InnerCalls:
+    """Modules inside the model that one line of the user's calls in turn."""
+
+    module: str
+    place: Place
+    calls_per_step: float
+    num_modules: int
+    rows_differ: bool  # they are given different numbers of rows, as experts are
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimizerSetup:
+    """An optimizer as the script made it."""
+
+    name: str
+    place: Place | None  # the line that makes it
+    num_groups: int  # of parameters
+    num_distinct: int  # groups that differ in an option
+    num_tensors: int
+    # "foreach", "fused", "for-loop" where the script asks for it, "default" where torch chooses a loop
+    way: str | None  # how a step goes through them; None: not one of torch's optimizers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Roofline:
+    """The arithmetic and the bytes of a step, at the speeds that a product and a copy reach here."""
+
+    flops: float  # per step, of matrix products, convolutions and attention
+    num_bytes: float  # per step, that operators read and write
+    compute_s: float
+    memory_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,6 +327,17 @@ class GraphGrowth:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LargeTensor:
+    """One of the largest tensors that a step makes."""
+
+    place: Place | None
+    op: str
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Memory:
     """Bytes over a few steps."""
 
@@ -300,6 +347,10 @@ class Memory:
     growth: tuple[Growth, ...] = ()
     graphs: tuple[GraphGrowth, ...] = ()
     flops_by_dtype: dict[str, float] = field(default_factory=dict)  # matrix products, per step
+    num_bytes: float | None = None  # per step, that operators read and write
+    reserved_bytes: int | None = None  # the allocator's peak with what it keeps for reuse; None without a GPU
+    num_alloc_retries: int | None = None  # of the whole job: the GPU was full, and its cache was given back
+    largest: tuple[LargeTensor, ...] = ()  # of a step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -480,6 +531,7 @@ class Precision:
     autocast: str | None
     tf32_matmul: bool | None
     bf16_supported: bool | None
+    scales_loss: bool | None = None  # a gradient scaler is in use; None: not known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -524,6 +576,8 @@ class Evidence:
     loaders: tuple[Loader, ...] = ()
     sites: tuple[Site, ...] = ()
     module_calls: tuple[ModuleCall, ...] = ()
+    inner_calls: tuple[InnerCalls, ...] = ()
+    optimizers: tuple[OptimizerSetup, ...] = ()  # those that stepped
     operator_calls: tuple[OperatorCalls, ...] = ()  # the most frequent callers
     attributed_step_s: float | None = None  # the mean step under attribution, which slows it
     attributed_calls_s: dict[str, float] = field(default_factory=dict)  # of it, by phase, in torch's calls
@@ -540,6 +594,7 @@ class Evidence:
     threads: Threads | None = None
     training: Training | None = None
     precision: Precision | None = None
+    roofline: Roofline | None = None
     ranks: tuple[Rank, ...] = ()
     sources: dict[str, dict[str, str]] = field(default_factory=dict)  # file -> line number -> text
     missing: tuple[str, ...] = ()

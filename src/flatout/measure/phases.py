@@ -40,7 +40,7 @@ def _patch_modules(observer: Observer, patches: Patches) -> None:
     import torch
 
     clock = observer.clock
-    training_follows = _expect_training(patches)
+    training_follows = _expect_training(observer, patches)
     module_type = torch.nn.Module
     call = module_type.__dict__["__call__"]
 
@@ -59,7 +59,7 @@ def _patch_modules(observer: Observer, patches: Patches) -> None:
         observer.num_forwards += 1
         observer.outermost_types.add(type(module))
         if observer.tools.module_calls is not None:
-            observer.tools.module_calls.note(module, args, kwargs, sys._getframe(1), spent_s)
+            observer.tools.module_calls.note(module, args, kwargs, result, sys._getframe(1), spent_s)
         if not training_follows():
             observer.after_model_call((MODEL_CALL, id(module)), f"{type(module).__name__} call")
         return result
@@ -100,7 +100,7 @@ def has_compiled() -> bool:
     return loaded is not None and loaded.counters["frames"]["total"] > 0
 
 
-def _expect_training(patches: Patches) -> Callable[[], bool]:
+def _expect_training(observer: Observer, patches: Patches) -> Callable[[], bool]:
     """Tells evaluation before training from inference: who makes an optimizer means to use it.
 
     For a while only, because training scripts also have options that only evaluate.
@@ -113,6 +113,7 @@ def _expect_training(patches: Patches) -> Callable[[], bool]:
     def make_noted(optimizer: Any, *args: Any, **kwargs: Any) -> None:
         make(optimizer, *args, **kwargs)
         made_at.append(now())
+        observer.made_at[optimizer] = observer.user_code.place(sys._getframe(1))[0]
 
     patches.replace(Optimizer, "__init__", make_noted)
     return lambda: bool(made_at) and now() - made_at[0] < EVALUATION_S

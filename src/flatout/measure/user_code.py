@@ -128,6 +128,14 @@ class UserCode:
         spans = loop_spans(self.path(place.file))
         return tuple(first for first, last in spans if first <= place.line <= last)
 
+    def named(self, names: tuple[str, ...]) -> Place | None:
+        """The first line of the user's files that uses one of these names; None where none does."""
+        for path in dict.fromkeys(self.absolute(code.co_filename) for code in self.codes()):
+            line = line_naming(path, names)
+            if line is not None:
+                return self.place_at(path, line=line)
+        return None
+
     def path(self, file: str) -> str:
         """The absolute path of a Place's file."""
         return os.path.join(self.folder, file)
@@ -225,6 +233,23 @@ def loop_spans(path: str) -> tuple[tuple[int, int], ...]:
         return ()
     loops = (node for node in ast.walk(tree) if isinstance(node, (ast.For, ast.AsyncFor, ast.While)))
     return tuple(sorted((node.lineno, node.end_lineno or node.lineno) for node in loops))
+
+
+@functools.lru_cache(maxsize=256)
+def line_naming(path: str, names: tuple[str, ...]) -> int | None:
+    """The first line of a source file that uses one of these names, an argument's among them."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+    found = (
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Name) and node.id in names)
+        or (isinstance(node, ast.Attribute) and node.attr in names)
+        or (isinstance(node, ast.keyword) and node.arg in names)
+    )
+    return min(found, default=None)
 
 
 def _library_roots() -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from flatout.doctor.finding import FixSafety
+from flatout.doctor.rule import all_rules
 from flatout.ground.errors import BadInput
 from flatout.measure.evidence import Evidence
 from flatout.measure.patches import Patches
@@ -77,11 +78,15 @@ class Treatment:
     switch: Callable[[Patches, Value], Switch] | None = None
     changes_batches: bool = False  # its batches are not the job's, and the losses judge that
     moves_reads: bool = False  # the script reads its numbers at other times, and that is the point
-    rules: tuple[str, ...] = ()  # names of the rules whose cause it takes away: their ceiling is its own
 
     def __post_init__(self) -> None:
         file = self.install.__module__.rpartition(".")[2]
         object.__setattr__(self, "name", self.name or file.replace("_", "-"))
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Names of the rules whose cause it takes away: their ceiling is its own."""
+        return tuple(rule.name for rule in all_rules() if self.name in rule.tune)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -25,7 +25,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for step in range(4000):
     start = time.perf_counter()
     chosen = torch.randint(0, len(inputs), (512,), device=device)
-    loss = nn.functional.mse_loss(compiled(inputs[chosen]), inputs[chosen])  # also: launch-bound-step on cuda
+    loss = nn.functional.mse_loss(compiled(inputs[chosen]), inputs[chosen])  # also: launch-bound-step on cuda  # also: compile-not-amortised  # fmt: skip
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -24,7 +24,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
 for step in range(4000):
     chosen = torch.randint(0, len(inputs), (512,), device=device)
-    loss = nn.functional.mse_loss(model(inputs[chosen]), inputs[chosen])  # also: launch-bound-step on cuda
+    loss = nn.functional.mse_loss(model(inputs[chosen]), inputs[chosen])  # also: launch-bound-step on cuda  # also: compile-not-amortised  # fmt: skip
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

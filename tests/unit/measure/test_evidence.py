@@ -16,6 +16,7 @@ from flatout.measure.evidence import (
     Evidence,
     OperatorCalls,
     Place,
+    Roofline,
     Step,
 )
 from flatout.measure.evidence_file import decode_evidence
@@ -65,6 +66,9 @@ def test_the_built_document_fills_every_field_that_may_be_empty() -> None:
         garbage=builders.SICK.garbage,
         threads=builders.SICK.threads,
         training=builders.SICK.training,
+        inner_calls=builders.SICK.inner_calls,
+        optimizers=builders.SICK.optimizers,
+        roofline=Roofline(flops=1e9, num_bytes=1e8, compute_s=0.1, memory_s=0.05),
     )
     empty = [field.name for field in dataclasses.fields(made) if not getattr(made, field.name)]
     assert empty == []

@@ -10,6 +10,7 @@ batched_call      a module that is called with single rows, called once
 recurrence        a loop over a recurrent cell as one layer
 threads           operators on the CPU with fewer threads
 garbage_off       no garbage collection
+switches/         one setting or one call of the script turned: the optimizer's, debugging, checkpoints
 
 call_results      what is computed from the results of a call, and results that stand in
 """

@@ -79,6 +79,7 @@ class ArmContext:
     loaders: LoaderWatch
     optimizer: Any
     optimizers: tuple[Any, ...]  # all that stepped
+    made_at: Callable[[Any], Place | None]  # the line that made an optimizer
     attributed_step_s: float | None  # the step that the sites' seconds are of
     user_code: UserCode
     clock: Clock

@@ -6,6 +6,14 @@ from flatout.measure.arms import batched_call, garbage_off, precision, reads_fre
 from flatout.measure.arms.arm import Propose
 from flatout.measure.arms.batches import kept_batches, staged, trimmed, whole_batches, workers
 from flatout.measure.arms.knock_out import function_blocks, leave_out
+from flatout.measure.arms.switches import (
+    checkpointing,
+    convolutions,
+    ignored_calls,
+    no_grad,
+    optimizer_step,
+    uncompiled,
+)
 
 PROPOSERS: tuple[Propose, ...] = (
     kept_batches.propose,
@@ -21,4 +29,10 @@ PROPOSERS: tuple[Propose, ...] = (
     recurrence.propose,
     threads.propose,
     garbage_off.propose,
+    optimizer_step.propose,
+    ignored_calls.propose,
+    checkpointing.propose,
+    no_grad.propose,
+    uncompiled.propose,
+    convolutions.propose,
 )

@@ -45,12 +45,14 @@ SYNC = {
 ROW = {"__getitem__", "__setitem__", "select"}
 CELL = {"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
 COPY = {"to", "cuda"}
+WEIGHTS = {"copy_"}
 KINDS: dict[str, SiteKind] = {
     **dict.fromkeys(CREATE, "create"),
     **dict.fromkeys(SYNC, "sync"),
     **dict.fromkeys(ROW, "row"),
     **dict.fromkeys(CELL, "cell"),
     **dict.fromkeys(COPY, "copy"),
+    **dict.fromkeys(WEIGHTS, "weights"),
 }
 # Views and questions: nothing runs on the device.
 NO_WORK = {
@@ -124,6 +126,8 @@ class CallSites(TorchFunctionMode):
         if kind is not None:
             kind = _refine(kind, name, args)
             name += OF_ARRAYS if of_arrays(name, args) else ""
+        elif name == "backward" and torch.is_anomaly_enabled():
+            self.note_call("detect_anomaly", sys._getframe(2), "cpu", 0.0)
         site = self._site(kind, name, args, result) if kind is not None else None
         if not self.attributing:
             if name not in NO_WORK:
@@ -146,6 +150,22 @@ class CallSites(TorchFunctionMode):
                     self._follow(result, counts, place, 0)
             elif self._derived:
                 self._note_derived((*args, *kwargs.values()), result, spent_s, sequences)
+
+    def note_call(self, op: str, frame: FrameType, device: str, spent_s: float) -> None:
+        """A call that no mode sees; a setting counts at the line that names it."""
+        place, via = self.user_code.place(frame)
+        if place is None:
+            return
+        if op == "detect_anomaly":
+            place = self.user_code.named(("detect_anomaly", "set_detect_anomaly")) or place
+        # checkpoints are called through torch's own file
+        key: Key = ("call", op, place, None if op == "checkpoint" else via, device)
+        counts = self.sites.setdefault(key, SiteCounts())
+        if self.attributing:
+            region = REST if self._clock is None else self._clock.stack[-1]
+            counts.host_s[self.attributed_steps, region] += spent_s
+        else:
+            counts.calls += 1
 
     def _caller(self, frame: FrameType | None) -> CodeType | str:
         """Whose forward calls an operator: the user's module, else a library's; or which optimizer."""
@@ -233,9 +253,9 @@ class CallSites(TorchFunctionMode):
         counts = self.sites.setdefault((kind, name, place, via, device), SiteCounts())
         if source is not None and kind in ("row", "cell"):
             counts.requires_grad |= source.requires_grad and torch.is_grad_enabled()
-        if kind == "copy" and source is not None:
+        if kind in ("copy", "weights") and source is not None:
             counts.num_bytes += source.nbytes
-            if counts.pinned is not True:
+            if kind == "copy" and counts.pinned is not True:
                 counts.pinned = source.is_pinned()
         return place, counts
 
@@ -284,13 +304,15 @@ def _site(
         derived_s=derived_s if known and kind == "create" else None,
         phases_s=dict(phases_s),
         steps_s=tuple(steps_s) if known else (),
-        bytes_per_step=counts.num_bytes / steps if kind == "copy" else None,
+        bytes_per_step=counts.num_bytes / steps if kind in ("copy", "weights") else None,
         pinned=counts.pinned,
     )
 
 
 def _refine(kind: SiteKind, name: str, args: tuple[Any, ...]) -> SiteKind | None:
-    """What an indexing expression does depends on the index."""
+    """What an indexing expression does depends on the index, and a copy on what it is written to."""
+    if kind == "weights":
+        return kind if args and isinstance(args[0], torch.nn.Parameter) else None
     if name not in ("__getitem__", "__setitem__") or len(args) < 2:
         return kind
     index = args[1]

@@ -8,8 +8,9 @@ single boundary is a leak, unless what holds it is bounded.  Growing autograd gr
 well: `total += loss` keeps every step's graph though its buffers are freed.
 
 The mode also adds up the arithmetic of matrix products by dtype, since it sees the types that autocast
-chose.  On a GPU the backward pass runs on a thread of its own, with no line of the user's on its stack:
-what is made there (gradients, no leaks) has no place.
+chose, the bytes that operators read and write, and the largest tensors.  On a GPU the backward pass runs on
+a thread of its own, with no line of the user's on its stack: what is made there (gradients, no leaks) has no
+place.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from flatout.measure.evidence import GraphGrowth, Growth, Memory, Place
+from flatout.measure.evidence import GraphGrowth, Growth, LargeTensor, Memory, Place
 from flatout.measure.lines.live_objects import live_objects
 from flatout.measure.lines.retained import (
     Holder,
@@ -39,6 +40,7 @@ from flatout.measure.user_code import UserCode
 FEWEST_BOUNDARIES = 3
 _MOST_LINES = 8
 _MOST_HOLDERS = 8
+_MOST_LARGE, _LEAST_LARGE = 8, 1 << 20  # tensors, and their bytes
 _DTYPES = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
 # What a formula for counting operations may raise for arguments it was not written for.
 _FORMULA_ERRORS = (
@@ -76,6 +78,8 @@ class MemoryRecorder:
         self._sizes: dict[int, int] = {}
         self._base_bytes = self._live_bytes = self._peak_bytes = 0
         self._flops: dict[str, float] = {}
+        self._moved_bytes = 0
+        self._largest: dict[tuple[Place | None, str, tuple[int, ...], str], int] = {}
         self._mode: Any = None
 
     def start(self) -> None:
@@ -119,6 +123,13 @@ class MemoryRecorder:
             growth=growth,
             graphs=graphs,
             flops_by_dtype={dtype: flops / num for dtype, flops in self._flops.items()},
+            num_bytes=self._moved_bytes / num if self._step else None,
+            reserved_bytes=self._statistic("reserved_bytes.all.peak"),
+            num_alloc_retries=self._statistic("num_alloc_retries"),
+            largest=tuple(
+                LargeTensor(place=place, op=op, shape=shape, dtype=dtype, num_bytes=num_bytes)
+                for (place, op, shape, dtype), num_bytes in self._by_size()[:_MOST_LARGE]
+            ),
         )
 
     def leave_in_worker(self) -> None:
@@ -127,8 +138,18 @@ class MemoryRecorder:
 
     # What the mode reports.
 
-    def born(self, tensor: Any, frame: FrameType | None) -> None:
-        """`tensor` came out of an operator that makes storages."""
+    def moved(self, values: Any) -> None:
+        """An operator that is more than a view read or wrote these."""
+        import torch
+
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                self._moved_bytes += value.nbytes if value.layout is torch.strided else 0
+            elif isinstance(value, (list, tuple)):
+                self.moved(value)
+
+    def born(self, tensor: Any, frame: FrameType | None, op: str) -> None:
+        """`tensor` came out of the operator `op`, which makes storages."""
         import torch
 
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
@@ -141,6 +162,9 @@ class MemoryRecorder:
         birth.key, birth.num_bytes, birth.step = key, storage.nbytes(), self._step
         birth.place = self._user_code.place(frame)[0]
         self._births[key] = birth
+        if birth.num_bytes >= _LEAST_LARGE:
+            dtype = str(tensor.dtype).removeprefix("torch.")
+            self._largest[birth.place, op, tuple(tensor.shape), dtype] = birth.num_bytes
         self._live_bytes += birth.num_bytes
         self._peak_bytes = max(self._peak_bytes, self._live_bytes)
 
@@ -257,14 +281,22 @@ class MemoryRecorder:
             if all(any(first <= number < last for number in numbers) for first, last in steps)
         )
 
+    def _by_size(self) -> list[tuple[Any, int]]:
+        return sorted(self._largest.items(), key=lambda item: -item[1])
+
     def _peak(self) -> int | None:
         if self._device_type != "cuda":
             return self._base_bytes + self._peak_bytes
+        return self._statistic("allocated_bytes.all.peak")
+
+    def _statistic(self, name: str) -> int | None:
+        """The allocator's, of the job so far: resetting them would take them from the job."""
+        if self._device_type != "cuda":
+            return None
         import torch
 
-        # The job's peak so far: resetting the statistics would take them from the job.
-        peak = torch.cuda.memory_stats().get("allocated_bytes.all.peak")
-        return None if peak is None else int(peak)
+        value = torch.cuda.memory_stats().get(name)
+        return None if value is None else int(value)
 
 
 def _rises(series: list[int]) -> bool:
@@ -301,6 +333,7 @@ def _tracking_mode(recorder: MemoryRecorder) -> Any:
     from torch.utils.flop_counter import flop_registry
 
     makes_storage: dict[Any, bool] = {}
+    are_views: dict[Any, bool] = {}
 
     def judge(func: Any) -> bool:
         schema = getattr(func, "_schema", None)
@@ -308,6 +341,8 @@ def _tracking_mode(recorder: MemoryRecorder) -> Any:
         # torch.tensor() and from_numpy() show only as a "lift" of memory made elsewhere.
         fresh = fresh or func is torch.ops.aten.lift_fresh.default
         makes_storage[func] = fresh
+        results = schema.returns if schema is not None else ()
+        are_views[func] = any(each.alias_info and not each.alias_info.is_write for each in results)
         return fresh
 
     def note(func: Any, args: Any, kwargs: Any, result: Any, frame: FrameType | None) -> None:
@@ -315,9 +350,13 @@ def _tracking_mode(recorder: MemoryRecorder) -> Any:
         if formula is not None:
             recorder.computed(formula, args, kwargs, result)
         fresh = makes_storage.get(func)
-        if fresh if fresh is not None else judge(func):
-            for tensor in result if isinstance(result, (tuple, list)) else (result,):
-                recorder.born(tensor, frame)
+        fresh = fresh if fresh is not None else judge(func)
+        results = result if isinstance(result, (tuple, list)) else (result,)
+        if not are_views[func]:
+            recorder.moved((*args, *kwargs.values(), *results))
+        if fresh:
+            for tensor in results:
+                recorder.born(tensor, frame, func.__name__.partition(".")[0])
 
     class Tracking(TorchDispatchMode):
         supports_higher_order_operators = True

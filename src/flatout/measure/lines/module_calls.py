@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -18,6 +19,12 @@ class _Calls:
     training: bool = False
     has_parameters: bool = False
     autocast: str | None = None
+    modules: set[int] = field(default_factory=set)
+    shapes: set[tuple[Any, ...]] = field(default_factory=set)  # of the modules' parameters
+    in_turn: bool = False  # one is given what another has computed
+    records: bool = False  # gradients of what was computed from plain inputs
+    reached: bool = False  # a backward pass came to what was computed here
+    parameters: set[int] = field(default_factory=set)
 
 
 class ModuleCalls:
@@ -28,7 +35,9 @@ class ModuleCalls:
         self.num_steps = 0
         self._calls: dict[tuple[str, Place], _Calls] = {}
 
-    def note(self, module: Any, args: Any, kwargs: Any, frame: FrameType, spent_s: float) -> None:
+    def note(
+        self, module: Any, args: Any, kwargs: Any, result: Any, frame: FrameType, spent_s: float
+    ) -> None:
         place, _via = self.user_code.place(frame)
         if place is None:
             return
@@ -39,10 +48,27 @@ class ModuleCalls:
         calls.calls += 1
         calls.host_s += spent_s
         calls.training |= bool(module.training)
-        calls.rows.add(_leading_rows((*args, *kwargs.values())))
+        given = (*args, *kwargs.values())
+        calls.rows.add(leading_rows(given))
+        if id(module) not in calls.modules:
+            calls.modules.add(id(module))
+            calls.shapes.add(tuple(each.shape for each in module.parameters()))
+            calls.parameters |= {id(each) for each in module.parameters()}
+        if any(getattr(value, "requires_grad", False) for value in given):
+            calls.in_turn = True
+        elif (computed := _first_recorded(result)) is not None:
+            calls.records = True
 
-    def evidence(self) -> tuple[ModuleCall, ...]:
+            def note_reached(_gradient: Any) -> None:
+                calls.reached = True
+
+            computed.register_hook(note_reached)
+
+    def evidence(self, optimizers: Iterable[Any] = ()) -> tuple[ModuleCall, ...]:
+        """Per step; `optimizers` tell whose gradients anybody wants."""
         steps = max(1, self.num_steps)
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        trained = {id(parameter) for group in groups for parameter in group["params"]}
         return tuple(
             ModuleCall(
                 module=module,
@@ -53,12 +79,26 @@ class ModuleCalls:
                 has_parameters=calls.has_parameters,
                 autocast=calls.autocast,
                 host_s=calls.host_s / steps,
+                num_alike=1 if calls.in_turn or len(calls.shapes) > 1 else max(1, len(calls.modules)),
+                unused_gradients=calls.records
+                and not calls.in_turn
+                and bool(trained)
+                and not (calls.reached and calls.parameters & trained),
             )
             for (module, place), calls in self._calls.items()
         )
 
 
-def _leading_rows(values: Any) -> int | None:
+def _first_recorded(result: Any) -> Any:
+    """A tensor of a result through which gradients would flow."""
+    values = result.values() if isinstance(result, dict) else result
+    for value in values if isinstance(result, (dict, tuple, list)) else (result,):
+        if getattr(value, "grad_fn", None) is not None:
+            return value
+    return None
+
+
+def leading_rows(values: Any) -> int | None:
     import torch
 
     for value in values:

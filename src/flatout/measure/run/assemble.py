@@ -15,6 +15,7 @@ from flatout import __version__
 from flatout.ground.codec import decode, encode, rounded
 from flatout.ground.torchrun import read_launch
 from flatout.measure.arms.arm import ONE_BATCH, REAL
+from flatout.measure.arms.switches.optimizer_step import describe
 from flatout.measure.evidence import (
     Counterfactual,
     Ended,
@@ -26,10 +27,12 @@ from flatout.measure.evidence import (
     ObservedJob,
     Place,
     Precision,
+    Roofline,
     Site,
     Stacks,
     Step,
 )
+from flatout.measure.lines.live_objects import live_objects
 from flatout.measure.loading.fetch_stacks import fetch_lines
 from flatout.measure.run.episodes import find_episodes
 from flatout.measure.run.observer import Observer
@@ -72,7 +75,7 @@ class Assembly:
             costs = tools.backward_costs
             sites = tools.sites.evidence(costs.seconds_in if costs is not None else None)
         loaders = _with_lines(observer.loaders.evidence(), tools.stacks)
-        modules = tools.modules.evidence() if tools.modules is not None else ()
+        modules = tools.modules.evidence(observer.optimizers) if tools.modules is not None else ()
         episodes = _episodes(observer, loaders)
         steps = build_steps(observer.rows)  # of which the episodes told which are typical
         counterfactuals = _counterfactuals(observer, steps)
@@ -84,6 +87,8 @@ class Assembly:
             loaders=loaders,
             sites=sites,
             module_calls=modules,
+            inner_calls=tools.inner_modules.evidence() if tools.inner_modules is not None else (),
+            optimizers=tuple(describe(each, observer.made_at.get(each)) for each in observer.optimizers),
             operator_calls=tools.sites.operator_calls() if tools.sites is not None else (),
             attributed_step_s=tools.attributed_step_s,
             attributed_calls_s=tools.attributed_calls_s,
@@ -96,6 +101,7 @@ class Assembly:
             counterfactuals=counterfactuals,
             arms_not_run=observer.arms_not_run(each.label for each in counterfactuals),
             **observer.process.evidence(real_s=sum(row.host_s for row in observer.rows if row.arm == REAL)),
+            roofline=_roofline(observer),
             precision=_precision(observer, [call.autocast for call in modules]),
             missing=tuple(_missing(observer)),
         )
@@ -217,6 +223,31 @@ def _gpu(observer: Observer) -> Gpu | None:
     )
 
 
+def _roofline(observer: Observer) -> Roofline | None:
+    """What a step needs at the speeds of this device; None where its arithmetic was not counted."""
+    memory = observer.tools.memory
+    if memory is None or memory.num_bytes is None or observer.device not in ("cpu", "cuda"):
+        return None
+    from flatout.measure.arms.knock_out.roofline import device_speeds
+
+    compute_s = bytes_per_s = 0.0
+    with observer.tools.guard("roofline"):
+        speeds = {dtype: device_speeds(observer.device, dtype) for dtype in {*memory.flops_by_dtype, "fp32"}}
+        known = {dtype: speed for dtype, speed in speeds.items() if speed is not None}
+        compute_s = sum(
+            flops / known.get(dtype, known["fp32"])[0] for dtype, flops in memory.flops_by_dtype.items()
+        )
+        bytes_per_s = known["fp32"][1]
+    if not bytes_per_s:
+        return None
+    return Roofline(
+        flops=sum(memory.flops_by_dtype.values()),
+        num_bytes=memory.num_bytes,
+        compute_s=compute_s,
+        memory_s=memory.num_bytes / bytes_per_s,
+    )
+
+
 def _precision(observer: Observer, autocasts: list[str | None]) -> Precision:
     dtypes: set[str] = set()
     if observer.optimizer is not None:
@@ -233,7 +264,16 @@ def _precision(observer: Observer, autocasts: list[str | None]) -> Precision:
         autocast=next((dtype for dtype in autocasts if dtype is not None), None),
         tf32_matmul=tf32_matmul,
         bf16_supported=bf16_supported,
+        scales_loss=_scales_loss() if "float16" in autocasts else None,
     )
+
+
+def _scales_loss() -> bool:
+    """Whether the job has a gradient scaler that scales."""
+    import torch
+
+    kinds = (torch.amp.GradScaler, torch.cuda.amp.GradScaler)
+    return any(each.is_enabled() for each in live_objects(kinds))
 
 
 def _missing(observer: Observer) -> list[str]:
@@ -257,6 +297,8 @@ def _places(evidence: Evidence) -> list[Place | None]:
     places: list[Place | None] = [site.place for site in evidence.sites]
     places += [call.place for call in evidence.module_calls]
     places += [calls.place for calls in evidence.operator_calls]
+    places += [calls.place for calls in evidence.inner_calls]
+    places += [optimizer.place for optimizer in evidence.optimizers]
     if evidence.compilation is not None:
         places += [function.place for function in evidence.compilation.functions]
         places += [found.place for found in evidence.compilation.breaks]

@@ -18,7 +18,7 @@ from flatout.measure.arms.batches.batch_statements import BatchStatements
 from flatout.measure.arms.knock_out.leave_out import LeaveOut
 from flatout.measure.arms.proposers import PROPOSERS
 from flatout.measure.clock import Clock, DeviceMarks, ident, phases_s
-from flatout.measure.evidence import INSTRUMENTS, ArmNotRun, Counterfactual
+from flatout.measure.evidence import INSTRUMENTS, ArmNotRun, Counterfactual, Place
 from flatout.measure.lines.lookout import Lookout
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.loading.workers import CORES
@@ -102,6 +102,7 @@ class Observer:
         self.deadline_s = time.monotonic() + options.seconds
         self.optimizer: Any = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.made_at: weakref.WeakKeyDictionary[Any, Place | None] = weakref.WeakKeyDictionary()
         self.device = "cpu"
         self.num_forwards = self.num_backwards = 0
         self.finished = False
@@ -423,12 +424,13 @@ class Observer:
             sites=tools.sites.evidence(costs.seconds_in if costs is not None else None)
             if tools.sites is not None
             else (),
-            module_calls=tools.modules.evidence() if tools.modules is not None else (),
+            module_calls=tools.modules.evidence(self.optimizers) if tools.modules is not None else (),
             kernels=tools.kernels,
             memory=tools.memory,
             loaders=self.loaders,
             optimizer=self.optimizer,
             optimizers=tuple(self.optimizers),
+            made_at=self.made_at.get,
             attributed_step_s=tools.attributed_step_s,
             user_code=self.user_code,
             clock=self.clock,

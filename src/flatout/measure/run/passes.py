@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.measure import PHASES
 from flatout.measure.clock import Clock
 from flatout.measure.evidence import Kernels, Memory, Network, Stacks
+from flatout.measure.lines.counted_calls import InnerModules, count_calls
 from flatout.measure.lines.function_modes import insert_mode, keep_in_backward, remove_mode
 from flatout.measure.lines.module_calls import ModuleCalls
 from flatout.measure.lines.stacks import StackSampler
@@ -37,6 +38,7 @@ class Passes:
         self.sites: CallSites | None = None
         self.modules: ModuleCalls | None = None
         self.module_calls: ModuleCalls | None = None  # `modules` while counting
+        self.inner_modules: InnerModules | None = None
         self.backward_costs: BackwardCosts | None = None
         self.kernels: Kernels | None = None
         self.memory: Memory | None = None
@@ -124,6 +126,8 @@ class Passes:
         self._run_eagerly()
         self.sites = CallSites(self.user_code, self.clock)
         self.module_calls = self.modules = ModuleCalls(self.user_code)
+        self.inner_modules = InnerModules(self.user_code)
+        self.inner_modules.watch(self._patches)
         LOG.profile = CallProfile(self.user_code)
         self._insert(self.sites)
 
@@ -141,6 +145,7 @@ class Passes:
 
     def _insert(self, mode: CallSites) -> None:
         keep_in_backward(mode, self._patches)
+        count_calls(mode.note_call, self._patches)
         insert_mode(mode)
         self._counting = True
 
@@ -155,6 +160,10 @@ class Passes:
             self.missing.append(f"{arm}: the instrument failed: {type(failure).__name__}: {failure}")
         if arm == "count" and self.sites is not None and self.modules is not None:
             self.sites.num_steps = self.modules.num_steps = len(steps_s)
+            if self.inner_modules is not None:
+                self.inner_modules.num_steps = len(steps_s)
+                if (broke := self.inner_modules.failure) is not None:
+                    self.missing.append(f"modules inside the model: {type(broke).__name__}: {broke}")
         elif arm == "attribution" and self.sites is not None and self.backward_costs is not None:
             self.sites.attributing = False
             self.sites.forget_tensors()

@@ -84,6 +84,7 @@ def context(watch: LoaderWatch) -> Iterator[MakeContext]:
         "loaders": watch,
         "optimizer": None,
         "optimizers": (),
+        "made_at": lambda optimizer: None,
         "attributed_step_s": None,
         "user_code": watch.user_code,
         "clock": watch.clock,

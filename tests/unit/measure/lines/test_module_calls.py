@@ -20,9 +20,16 @@ def calls() -> ModuleCalls:
     return ModuleCalls(UserCode(str(HERE.parent)))
 
 
-def note(calls: ModuleCalls, module: nn.Module, *args: Any, spent_s: float = 0.5, **kwargs: Any) -> None:
+def note(
+    calls: ModuleCalls,
+    module: nn.Module,
+    *args: Any,
+    spent_s: float = 0.5,
+    result: Any = None,
+    **kwargs: Any,
+) -> None:
     """One outermost call, noted as if made by the line that calls this."""
-    calls.note(module, args, kwargs, sys._getframe(1), spent_s)
+    calls.note(module, args, kwargs, result, sys._getframe(1), spent_s)
 
 
 def only(calls: ModuleCalls) -> ModuleCall:
@@ -81,3 +88,40 @@ def test_autocast_is_seen_where_it_is_on(calls: ModuleCalls) -> None:
         note(calls, nn.Linear(3, 2), torch.zeros(4, 3))
         assert active_autocast() == "bfloat16"
     assert only(calls).autocast == "bfloat16"
+
+
+def test_gradients_that_nobody_uses_are_told(calls: ModuleCalls) -> None:
+    x = torch.ones(4, 3)
+    student, teacher, unread = nn.Linear(3, 2), nn.Linear(3, 2), nn.Linear(3, 2)
+    kinds = {}
+    for kind, model in (("Student", student), ("Teacher", teacher), ("Unread", unread)):
+        model.__class__ = type(kind, (nn.Linear,), {})
+        kinds[kind] = model(x)
+        note(calls, model, x, result=kinds[kind])
+    (kinds["Student"] - kinds["Teacher"]).sum().backward()
+    optimizer = torch.optim.SGD([*student.parameters(), *unread.parameters()])
+    found = {call.module: call.unused_gradients for call in calls.evidence([optimizer])}
+    assert found == {"Student": False, "Teacher": True, "Unread": True}
+
+
+def test_inputs_that_need_gradients_are_somebodys_wish(calls: ModuleCalls) -> None:
+    judge, x = nn.Linear(3, 2), torch.ones(4, 3, requires_grad=True)
+    note(calls, judge, x, result=judge(x))
+    (found,) = calls.evidence([torch.optim.SGD(nn.Linear(1, 1).parameters())])
+    assert not found.unused_gradients
+
+
+def test_models_alike_are_counted_where_none_feeds_another(calls: ModuleCalls) -> None:
+    members, x = [nn.Linear(3, 3) for _ in range(5)], torch.ones(4, 3)
+    for member in members:
+        note(calls, member, x, result=member(x))
+    assert only(calls).num_alike == 5
+    chained = ModuleCalls(calls.user_code)
+    for member in members:
+        before, x = x, member(x)
+        note(chained, member, before, result=x)
+    assert only(chained).num_alike == 1
+    mixed = ModuleCalls(calls.user_code)
+    for member in (nn.Linear(3, 2), nn.Linear(3, 3)):
+        note(mixed, member, torch.ones(4, 3))
+    assert only(mixed).num_alike == 1

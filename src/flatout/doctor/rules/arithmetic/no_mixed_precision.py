@@ -40,6 +40,8 @@ from flatout.measure.evidence import Evidence, Gpu, Kernels, ModuleCall
 
 RULE = title_of(__doc__)
 ARMS = ("autocast",)
+EXPLAINS = ("FO402",)
+TUNE = ("autocast", "matmul-precision")
 LEAST_MATMUL_SHARE = 0.20
 LEAST_BUSY_SHARE = 0.5
 WIDE = ("fp32", "float32", "tf32")

@@ -1,7 +1,8 @@
 """FO602 graph-breaks
 
 What it does
-Finds lines at which torch.compile has to end its graph and go back to Python.
+Finds lines at which torch.compile has to end its graph and go back to Python. Functions of
+`torch.jit.script`, prints, clocks and values read back are the usual ones.
 
 Why it costs
 Each break splits one graph in two: kernels are not fused across it, tensors are written out and read again,
@@ -36,6 +37,7 @@ from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, GraphBreak
 
 RULE = title_of(__doc__)
+EXPLAINS = ("FO603",)
 MOST_REASONS = 3
 
 

@@ -35,12 +35,15 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import share_of
 from flatout.doctor.finding import Ceiling, Finding
+from flatout.doctor.lines import training_call
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
-from flatout.measure.evidence import Compilation, CompiledFunction, Evidence, ModuleCall, Place
+from flatout.measure.evidence import Compilation, CompiledFunction, Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("compilation",)
+EXPLAINS = ("FO603",)
+TUNE = ("drop-last",)
 LEAST_SHARE = 0.05  # of the steps after warm-up
 FEWEST_STEPS = 2
 
@@ -63,7 +66,7 @@ def _again(function: CompiledFunction, compilation: Compilation) -> bool:
 
 def _finding(evidence: Evidence, compilation: Compilation, function: CompiledFunction) -> Finding:
     share = None if function.gave_up else share_of(function.late_s, compilation.steps_s)
-    place = function.place or _compiled_call(evidence)
+    place = function.place or training_call(evidence)
     figures = [
         f"compiled {function.num_compiled} times, {show_seconds(function.compile_s)} in all",
         *(f"a guard failed: {reason}" for reason in function.reasons),
@@ -101,10 +104,3 @@ def _ceiling(compilation: Compilation, share: float) -> Ceiling:
     mean_s = compilation.steps_s / max(1, compilation.num_steps)
     speedup = 1 / (1 - share)
     return Ceiling(step_s=mean_s / speedup, speedup=speedup, kind="compilation", job_speedup=speedup)
-
-
-def _compiled_call(evidence: Evidence) -> Place | None:
-    """The call of the model, where the compiled function is a library's."""
-    calls = [call for call in evidence.module_calls if call.training and call.has_parameters]
-    found: ModuleCall | None = max(calls, key=lambda call: call.host_s or 0.0, default=None)
-    return found.place if found is not None else None

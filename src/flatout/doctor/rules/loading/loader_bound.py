@@ -55,6 +55,7 @@ from flatout.measure.evidence import Counterfactual, Evidence, Loader
 
 RULE = title_of(__doc__)
 ARMS = ("workers", "cached")
+TUNE = ("loader-workers", "prefetch-factor", "worker-threads")
 LEAST_WAIT_SHARE = 0.10
 
 

@@ -41,6 +41,7 @@ from flatout.measure.evidence import Evidence, Loader
 
 RULE = title_of(__doc__)
 ARMS = ("epoch starts",)
+TUNE = ("loader-workers", "lasting-workers")
 LEAST_EPOCHS = 2
 LEAST_SHARE = 0.05
 

@@ -51,6 +51,7 @@ from flatout.measure.evidence import Counterfactual, Evidence, Loader
 
 RULE = title_of(__doc__)
 ARMS = ("workers", "cached")
+TUNE = ("loader-workers",)
 LEAST_WAIT_SHARE = 0.10
 # A batch of 2 kB to 0.5 MB from a worker took 1.0 to 1.6 ms longer than one made in place, on two cores.
 HANDED_OVER_S = 1e-3

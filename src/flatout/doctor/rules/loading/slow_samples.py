@@ -40,6 +40,7 @@ from flatout.measure.evidence import Evidence, Loader, Place
 
 RULE = title_of(__doc__)
 ARMS = ("knock-out", "cached")
+TUNE = ("loader-workers", "prefetch-factor", "worker-threads")
 LEAST_SHARE = 1 - 1 / 1.3  # of the step
 FEWEST_SAMPLES = 20
 LOADER_BOUND = "FO105"

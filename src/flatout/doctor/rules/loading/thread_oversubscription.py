@@ -36,6 +36,7 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("threads",)
+TUNE = ("threads",)
 
 
 def detect(evidence: Evidence) -> list[Finding]:

@@ -43,6 +43,7 @@ from flatout.measure.evidence import Evidence, ModuleCall
 
 RULE = title_of(__doc__)
 ARMS = ("batched-call", "knock-out")
+TUNE = ("one-tensor", "one-forward", "hoisted-constants")
 LEAST_CALLS = 8
 LEAST_CALLS_PER_SAMPLE = 0.5
 LEAST_SHARE = 0.10

@@ -39,19 +39,21 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import on_gpu, rows_cost_nothing, share_of
 from flatout.doctor.finding import Ceiling, Finding
+from flatout.doctor.lines import training_call
 from flatout.doctor.readings import loss_share
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
-from flatout.measure.evidence import Evidence, Kernels, ModuleCall
+from flatout.measure.evidence import Evidence, Kernels
 
 RULE = title_of(__doc__)
 ARMS = ("kernels",)
+TUNE = ("compile", "foreach-optimizer", "merged-groups")
 MODEL_PHASES = ("forward", "backward", "optimizer")
 LEAST_GAP_SHARE = 0.2  # of the step, in which the model's launches keep the GPU waiting
 BUSY = 0.7  # of the step, a GPU that is not waiting for launches
 EXPLAINED = 0.5  # of this cause, a finding that names a line
 MOST_SHOWN = 3
-LOOPS = "FO30"  # codes of rules of loops in the model, which launch what they repeat
+LOOPS = "FO3"  # codes of rules of loops in the model, which launch what they repeat
 
 
 def detect(evidence: Evidence) -> list[Finding]:
@@ -88,7 +90,6 @@ def _busy_s(kernels: Kernels) -> float | None:
 
 
 def _finding(evidence: Evidence, kernels: Kernels, *, step_s: float, busy_s: float, gap_s: float) -> Finding:
-    call = _training_call(evidence)
     num = kernels.num_kernels
     mean_gap_s = (step_s - busy_s) / num
     figures = [
@@ -107,7 +108,7 @@ def _finding(evidence: Evidence, kernels: Kernels, *, step_s: float, busy_s: flo
         figures.append(f"the optimizer's update: {kernels.optimizer}")
     left_s = step_s - gap_s
     return RULE.finding(
-        call.place if call is not None else None,
+        training_call(evidence),
         f"the GPU is busy for {show_share(busy_s / step_s)} of the step and waits for launches for "
         f"{show_share(gap_s / step_s)}: {num:.0f} kernels per step",
         figures=figures,
@@ -123,11 +124,7 @@ def _fix(evidence: Evidence, kernels: Kernels) -> str:
     if kernels.optimizer == "for-loop":
         words += "; fused=True for the optimizer"
     if rows_cost_nothing(evidence):
-        words += "; or a larger batch, which costs nothing: half of it takes as long"
+        words += (
+            "; or a larger batch, which costs nothing: half of it takes as long (flatout plan says what fits)"
+        )
     return words
-
-
-def _training_call(evidence: Evidence) -> ModuleCall | None:
-    """The outermost model call of the training step."""
-    calls = [call for call in evidence.module_calls if call.training and call.has_parameters]
-    return max(calls, key=lambda call: (call.host_s or 0.0, call.calls_per_step), default=None)

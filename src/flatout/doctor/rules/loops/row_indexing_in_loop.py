@@ -41,6 +41,7 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("knock-out",)
+TUNE = ("one-gather", "rows-at-once", "unbound-rows")
 LEAST_CALLS = 10
 LEAST_SHARE = 0.03
 

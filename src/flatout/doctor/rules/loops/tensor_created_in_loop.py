@@ -42,6 +42,7 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("knock-out",)
+TUNE = ("one-gather", "one-tensor", "hoisted-constants")
 LEAST_CALLS = 10
 LEAST_SHARE = 0.02
 LEAST_OWN_SHARE = 0.005  # below it the creation is an occasion, not a cause

@@ -36,6 +36,7 @@ from __future__ import annotations
 from flatout.doctor.outside import ARMS as ARMS
 from flatout.doctor.outside import outside_rule
 
+TUNE = ("no-grad-evaluation",)
 detect = outside_rule(
     __doc__,
     "evaluation",

@@ -54,6 +54,7 @@ from flatout.measure.evidence import Counterfactual, Evidence, Place, StackPath,
 
 RULE = title_of(__doc__)
 ARMS = ("knock-out",)
+TUNE = ("progress-bars",)
 LEAST_SPEEDUP = 1.3
 LEAST_SHARE = 1 - 1 / LEAST_SPEEDUP  # of the step
 FEWEST_SAMPLES = 20

@@ -42,6 +42,7 @@ from flatout.measure.evidence import Evidence, Garbage
 
 RULE = title_of(__doc__)
 ARMS = ("garbage-off", "pauses")
+TUNE = ("garbage-every",)
 LEAST_SHARE = 0.05
 ASKED = 0.5  # of the pauses, by calls of gc.collect
 FEWEST_STEPS = 4

@@ -43,6 +43,7 @@ from flatout.measure.evidence import Evidence, Kernels, Site
 
 RULE = title_of(__doc__)
 ARMS = ("reads-free",)
+TUNE = ("late-items", "late-lists")
 LEAST_CALLS = 1
 LEAST_GAP_SHARE = 0.05
 LEAST_LINE_SHARE = 0.01
@@ -57,7 +58,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     gap_share = share_of(kernels.sync_gap_s, kernels.step_s)
     if gap_share is None or gap_share < LEAST_GAP_SHARE:
         return []
-    lines = lines_of([site for site in evidence.sites if _waits_for_the_gpu(site)])
+    lines = lines_of([site for site in evidence.sites if waits_for_the_gpu(site)])
     # Waits that no line of the user's makes (copies, the optimizer) keep their part of the gap.
     waits = max(sum(line.calls_per_step for line in lines), kernels.num_syncs or 0.0)
     findings = []
@@ -70,7 +71,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     return findings
 
 
-def _waits_for_the_gpu(site: Site) -> bool:
+def waits_for_the_gpu(site: Site) -> bool:
     if site.kind != "sync" or not site.device.startswith("cuda"):
         return False
     via = (site.via or "").replace("\\", "/")

@@ -41,6 +41,7 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("staged",)
+TUNE = ("device-prefetch", "pinned-memory", "pinned-copies")
 LEAST_BYTES = 1024 * 1024
 LEAST_SHARE = 0.03
 

@@ -16,6 +16,7 @@ from torch.utils.flop_counter import flop_registry
 
 PRODUCT_SIZE = {"cpu": 384, "cuda": 4096}
 COPY_BYTES = {"cpu": 1 << 24, "cuda": 1 << 27}
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
 REPEATS = 3
 BACKWARD = 3.0  # a product and its two gradients
 
@@ -46,14 +47,14 @@ def roofline_s(*, flops: float, num_bytes: float, with_backward: bool, device: s
 
 
 @functools.cache
-def device_speeds(device: str) -> tuple[float, float] | None:
+def device_speeds(device: str, dtype: str = "fp32") -> tuple[float, float] | None:
     """(floating-point operations, bytes) per second, as a matrix product and a copy reach them."""
-    if device not in PRODUCT_SIZE:
+    if device not in PRODUCT_SIZE or dtype not in DTYPES:
         return None
     try:
         size, length = PRODUCT_SIZE[device], COPY_BYTES[device]
         with torch.no_grad():
-            left, right = (torch.ones(size, size, device=device) for _ in range(2))
+            left, right = (torch.ones(size, size, device=device, dtype=DTYPES[dtype]) for _ in range(2))
             product_s = _fastest_s(lambda: left @ right, device)
             source, target = (torch.zeros(length, dtype=torch.uint8, device=device) for _ in range(2))
             copy_s = _fastest_s(lambda: target.copy_(source), device)

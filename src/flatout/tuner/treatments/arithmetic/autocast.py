@@ -54,5 +54,4 @@ TREATMENT = Treatment(
     "compute the forward in 16 bits, weights and sums in 32 bits",
     safety="lossy",
     switch=reversible(install),
-    rules=("no-mixed-precision",),
 )

@@ -36,5 +36,4 @@ TREATMENT = Treatment(
     "multiply 32-bit matrices with 10 bits of mantissa (TF32)",
     safety="lossy",
     switch=reversible(install),
-    rules=("no-mixed-precision",),
 )

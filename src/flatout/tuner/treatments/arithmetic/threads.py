@@ -27,5 +27,4 @@ TREATMENT = Treatment(
     "let an operator on the CPU use this many threads",
     safety="reordered",
     switch=reversible(install),
-    rules=("thread-oversubscription",),
 )

@@ -56,5 +56,4 @@ TREATMENT = Treatment(
     install,
     "copy batches to the GPU on a stream of their own, ahead of their use",
     safety="exact",
-    rules=("unpinned-host-memory",),
 )

@@ -52,5 +52,4 @@ TREATMENT = Treatment(
     "leave out the last, smaller batch of an epoch",
     safety="lossy",
     changes_batches=True,
-    rules=("repeated-recompiles",),
 )

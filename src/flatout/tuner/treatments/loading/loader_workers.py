@@ -49,5 +49,4 @@ TREATMENT = Treatment(
     install,
     "fetch batches in worker processes that live for the whole run",
     safety="exact",
-    rules=("single-process-loading", "loader-bound", "slow-samples", "respawned-workers", "too-many-workers"),
 )

@@ -46,5 +46,4 @@ TREATMENT = Treatment(
     install,
     "keep batches in page-locked memory and copy them without waiting",
     safety="exact",
-    rules=("unpinned-host-memory",),
 )

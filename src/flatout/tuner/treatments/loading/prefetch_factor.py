@@ -40,5 +40,4 @@ TREATMENT = Treatment(
     install,
     "let each worker have this many batches ready",
     safety="exact",
-    rules=("loader-bound", "slow-samples"),
 )

@@ -55,5 +55,4 @@ TREATMENT = Treatment(
     install,
     "let operators in loader workers use this many threads",
     safety="reordered",
-    rules=("loader-bound", "slow-samples"),
 )

@@ -40,5 +40,4 @@ TREATMENT = Treatment(
     install,
     "update lists of parameters instead of one after the other",
     safety="reordered",
-    rules=("launch-bound-step",),
 )

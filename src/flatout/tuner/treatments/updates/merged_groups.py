@@ -61,5 +61,4 @@ TREATMENT = Treatment(
     install,
     "update parameter groups with the same options as one",
     safety="reordered",
-    rules=("launch-bound-step",),
 )

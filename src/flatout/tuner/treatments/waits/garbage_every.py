@@ -65,5 +65,4 @@ TREATMENT = Treatment(
     "collect garbage every so many steps, not in the middle of one",
     safety="exact",
     switch=_Switch,
-    rules=("garbage-collector-pauses",),
 )

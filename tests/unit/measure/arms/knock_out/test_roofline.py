@@ -14,7 +14,7 @@ def test_products_are_counted() -> None:
 
 
 def test_the_floor_is_the_slower_of_arithmetic_and_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roofline, "device_speeds", lambda device: (100.0, 10.0))
+    monkeypatch.setattr(roofline, "device_speeds", lambda device, dtype="fp32": (100.0, 10.0))
     assert roofline_s(flops=200.0, num_bytes=1.0, with_backward=False, device="cpu") == 2.0
     assert roofline_s(flops=200.0, num_bytes=50.0, with_backward=True, device="cpu") == 15.0
 

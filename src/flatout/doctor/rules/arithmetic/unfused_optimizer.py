@@ -1,0 +1,56 @@
+"""FO403 unfused-optimizer
+
+What it does
+Finds an optimizer on a GPU that updates its parameters in many kernels, where one kernel would do.
+
+Why it costs
+An update of lists reads and writes every parameter and its state once for each of a dozen operations. The
+fused update reads and writes them once. One detector's update fell from 62 to 24 ms.
+
+Evidence
+Adam, AdamW, SGD or Adagrad of torch updates lists of tensors on a GPU and takes at least 5 % of the step. The
+ceiling is measured: steps with a fused update.
+
+Fix
+```python
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+```
+
+Fix safety
+Reordered: the same formula in another order of operations, which may round differently.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import on_gpu
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import optimizer_share, optimizer_time
+from flatout.doctor.rule import title_of
+from flatout.doctor.rules.loops.looped_optimizer import CAN_FUSE, LEAST_SHARE
+from flatout.ground.units import show_share
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+ARMS = ("fused-optimizer",)
+TUNE = ("fused-optimizer",)
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    share = optimizer_share(evidence)
+    if not on_gpu(evidence) or share is None or share < LEAST_SHARE:
+        return []
+    findings = []
+    for setup in evidence.optimizers:
+        if setup.way != "foreach" or setup.name not in CAN_FUSE:
+            continue
+        findings += RULE.proven(
+            evidence,
+            setup.place,
+            f"{setup.name} updates its parameters in many kernels, {show_share(share)} of the step",
+            arms=ARMS,
+            figures=(optimizer_time(evidence, share), f"{setup.num_tensors} tensors"),
+            share=share,
+            fix=f"{setup.name}(..., fused=True)",
+            safety="reordered",
+        )
+    return findings

@@ -1,0 +1,78 @@
+"""FO603 compile-not-amortised
+
+What it does
+Finds a job that compiles its model and gets nothing, or too little, for the time that takes.
+
+Why it costs
+A compilation takes seconds to minutes before the first step. It pays where a step becomes shorter: by how
+much, times the steps that follow. A model whose time goes into large products has little to fuse, one with
+a slow loader waits for its batches as before.
+
+Evidence
+Steps as the model was written, interleaved with compiled ones. A finding where they are faster, or where what
+compiling took is more than what an hour of steps saves by it. In jobs with graph breaks or repeated
+compilations those rules speak instead, and say what to change.
+
+Fix
+Leave `torch.compile` out, compile the part that is made of many small operations, or keep what was compiled
+between runs:
+
+```bash
+TORCHINDUCTOR_FX_GRAPH_CACHE=1 python train.py
+```
+
+Fix safety
+Reordered: compiled code may round differently.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at, ceiling_of
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import training_call
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_ratio, show_seconds
+from flatout.measure.evidence import Compilation, Evidence, Place
+
+RULE = title_of(__doc__)
+ARMS = ("uncompiled",)
+LEAST_HOURS_S = 3600.0
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    compilation, arm = evidence.compilation, arm_at(evidence, ARMS[0], None)
+    if compilation is None or arm is None or arm.speedup_low <= 0:
+        return []
+    compile_s = sum(function.compile_s for function in compilation.functions)
+    most_saved = max(0.0, 1 / arm.speedup_low - 1)  # of a step, at the most
+    is_slower = arm.speedup_low > RESOLVABLE_SPEEDUP
+    if not is_slower and LEAST_HOURS_S * most_saved >= compile_s:
+        return []
+    if is_slower:
+        message = f"the step is {show_ratio(arm.speedup)} as fast without torch.compile"
+    else:
+        message = f"compiling took {show_seconds(compile_s)}, more than an hour of compiled steps saves"
+    return [
+        RULE.finding(
+            _place(evidence, compilation),
+            message,
+            figures=(
+                f"{show_seconds(arm.baseline_step_s)} per step, {show_seconds(arm.step_s)} as it was written",
+                f"{show_seconds(compile_s)} of compilation",
+            ),
+            share=None,
+            ceiling=ceiling_of(arm, evidence) if is_slower else None,
+            fix="leave torch.compile out, or compile only what is made of many small operations",
+            safety="reordered",
+            no_ceiling=None
+            if is_slower
+            else "the step itself stays as it is: compiling costs time before it",
+        )
+    ]
+
+
+def _place(evidence: Evidence, compilation: Compilation) -> Place | None:
+    """The line that keeps torch.compile from gaining, where one is known, else the call of the model."""
+    again = [each.place for each in compilation.functions if each.gave_up or each.num_late_steps > 1]
+    known = [*again, *(found.place for found in compilation.breaks)]
+    return next((place for place in known if place is not None), None) or training_call(evidence)

@@ -1,0 +1,61 @@
+"""FO307 looped-optimizer
+
+What it does
+Finds an optimizer that was told to update its parameters one by one, in a Python loop.
+
+Why it costs
+Adam makes a dozen calls for each tensor, and each call takes microseconds, however small the tensor is. Told
+to take lists (`foreach=True`) it makes a dozen calls for all of them together, fused (`fused=True`) one.
+
+Evidence
+An optimizer of torch's was made with `foreach=False`, steps through at least 8 tensors and takes at least 5 %
+of the step. The ceiling is measured: steps with a fused update, or with lists where this optimizer has no
+fused one. On a CPU torch loops by itself, which is left alone here; `flatout tune` tries `fused=True` there.
+
+Fix
+```python
+optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+```
+
+Fix safety
+Reordered: the same formula in another order of operations, which may round differently.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import optimizer_share, optimizer_time
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_share
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+ARMS = ("fused-optimizer", "foreach-optimizer")
+TUNE = ("fused-optimizer", "foreach-optimizer")
+CAN_FUSE = ("Adam", "AdamW", "SGD", "Adagrad")
+FEWEST_TENSORS = 8
+LEAST_SHARE = 0.05
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    share = optimizer_share(evidence)
+    if share is None or share < LEAST_SHARE:
+        return []
+    findings = []
+    for setup in evidence.optimizers:
+        if setup.way != "for-loop" or setup.num_tensors < FEWEST_TENSORS:
+            continue
+        findings += RULE.proven(
+            evidence,
+            setup.place,
+            f"{setup.name} updates {setup.num_tensors} tensors one by one, {show_share(share)} of the step",
+            arms=ARMS,
+            figures=(
+                optimizer_time(evidence, share),
+                f"{setup.num_tensors} tensors in {setup.num_groups} groups",
+            ),
+            share=share,
+            fix=f"{setup.name}(..., {'fused' if setup.name in CAN_FUSE else 'foreach'}=True)",
+            safety="reordered",
+        )
+    return findings

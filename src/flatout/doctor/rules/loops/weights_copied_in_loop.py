@@ -1,0 +1,61 @@
+"""FO310 weights-copied-in-loop
+
+What it does
+Finds a line that writes many parameters of a model over in every step.
+
+Why it costs
+`model.load_state_dict(...)` and `parameter.copy_(...)` copy every weight, one call for each tensor. In a
+loop over adapters, members or tasks, the whole model is copied for every one of them: memory traffic of the
+size of the model, and calls that grow with its depth.
+
+Evidence
+One line copies into at least 10 parameters per step, inside `load_state_dict` or by its own calls, and
+holds at least 3 % of the step. The ceiling is measured: steps without the block that holds the line.
+
+Fix
+Keep one model per variant, or call one model with other weights without copying them:
+
+```python
+outputs = torch.func.functional_call(model, variant, (x,))       # no copy
+```
+
+A target network is brought up to date every hundredth step, or by one call for all tensors:
+`torch._foreach_lerp_(targets, parameters, 0.005)`. For many adapters on one base, see `flatout adapt`.
+
+Fix safety
+Exact: the same weights are used. Less frequent updates of a target network change the training.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import line_share, lines_of, show_calls, timing
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_bytes, show_share
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+ARMS = ("knock-out",)
+LEAST_CALLS = 10
+LEAST_SHARE = 0.03
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    findings = []
+    for line in lines_of([site for site in evidence.sites if site.kind == "weights"]):
+        share = line_share(evidence, line)
+        if line.calls_per_step < LEAST_CALLS or share is None or share < LEAST_SHARE:
+            continue
+        calls = show_calls(line.calls_per_step)
+        findings += RULE.proven(
+            evidence,
+            line.place,
+            f"{calls} parameters are copied over here per step, {show_bytes(line.bytes_per_step)}: "
+            f"{show_share(share)} of the step",
+            arms=ARMS,
+            figures=(f"copy_: {calls} calls per step from this line", timing(evidence, line)),
+            share=share,
+            fix="call the model with the other weights (torch.func.functional_call), without copying them",
+            safety="exact",
+        )
+    return findings

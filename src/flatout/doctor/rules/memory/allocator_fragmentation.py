@@ -1,0 +1,63 @@
+"""FO503 allocator-fragmentation
+
+What it does
+Finds a job whose free GPU memory lies in pieces that do not fit what is asked for.
+
+Why it costs
+Tensors of changing sizes leave holes. When no hole fits, the allocator waits for the GPU, gives everything
+it keeps back to the driver and asks anew: a step that takes several times as long, and an out-of-memory
+error although memory is free.
+
+Evidence
+On a GPU, allocations had to be retried, or the allocator keeps at least a quarter of the device's memory
+that no tensor uses while it holds nine tenths of it. There is no share and no ceiling: the steps in which
+it happens are not the typical ones.
+
+Fix
+```bash
+PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py
+```
+
+Pad sequences to a few lengths, and let the longest batch come first.
+
+Fix safety
+Exact: only addresses change.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import on_gpu
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import training_call
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_bytes
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+TUNE = ("expandable-segments",)
+UNUSED, HELD = 0.25, 0.9  # of the device's memory
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    gpu, memory = evidence.gpu, evidence.memory
+    if not on_gpu(evidence) or gpu is None or not gpu.memory_bytes or memory is None:
+        return []
+    retries, reserved = memory.num_alloc_retries or 0, memory.reserved_bytes or 0
+    unused = max(0, reserved - (memory.peak_bytes or 0))
+    in_pieces = reserved >= HELD * gpu.memory_bytes and unused >= UNUSED * gpu.memory_bytes
+    if not retries and not in_pieces:
+        return []
+    how = f"allocations were retried {retries} times" if retries else f"{show_bytes(unused)} lie in pieces"
+    return [
+        RULE.finding(
+            training_call(evidence),
+            f"free GPU memory does not fit what the job asks for: {how}",
+            figures=(
+                f"at the peak it holds {show_bytes(reserved)}, and tensors {show_bytes(memory.peak_bytes)}",
+            ),
+            share=None,
+            ceiling=None,
+            fix="set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+            safety="exact",
+        )
+    ]

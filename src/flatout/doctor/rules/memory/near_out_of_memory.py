@@ -1,0 +1,58 @@
+"""FO502 near-out-of-memory
+
+What it does
+Finds a job whose tensors fill the GPU to a few percent.
+
+Why it costs
+A longer sequence, an evaluation or a second process ends the job, often hours in. On the way there the
+allocator gives its cache back and asks the driver again, which stops the GPU.
+
+Evidence
+On a GPU, the peak of allocated memory is at least 94 % of what the device has. There is no share and no
+ceiling: the cost is the job.
+
+Fix
+Take a smaller batch and accumulate, checkpoint activations, or shard the optimizer's state:
+
+```python
+loader = DataLoader(dataset, batch_size=16)               # instead of 32
+(loss / 2).backward()                                     # and step the optimizer every second batch
+```
+
+`flatout plan` says which batch fits, and what each of these saves.
+
+Fix safety
+Reordered: accumulated gradients are summed in another order.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import on_gpu
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import training_call
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_bytes, show_share
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+NEARLY_FULL = 0.94
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    gpu, memory = evidence.gpu, evidence.memory
+    if not on_gpu(evidence) or gpu is None or not gpu.memory_bytes or memory is None or not memory.peak_bytes:
+        return []
+    full = memory.peak_bytes / gpu.memory_bytes
+    if full < NEARLY_FULL:
+        return []
+    return [
+        RULE.finding(
+            training_call(evidence),
+            f"the job's tensors fill {show_share(min(1.0, full))} of the GPU's memory at their peak",
+            figures=(f"{show_bytes(memory.peak_bytes)} of {show_bytes(gpu.memory_bytes)} on {gpu.name}",),
+            share=None,
+            ceiling=None,
+            fix="take a smaller batch and accumulate gradients; flatout plan says which batch fits",
+            safety="reordered",
+        )
+    ]

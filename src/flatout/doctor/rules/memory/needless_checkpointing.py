@@ -1,0 +1,62 @@
+"""FO504 needless-checkpointing
+
+What it does
+Finds activation checkpointing in a job that has the memory to keep its activations.
+
+Why it costs
+A checkpointed part of the model is computed twice: once forward, and once more when the backward pass comes
+to it. That is a quarter of the step where the whole model is checkpointed, and it buys memory that is not
+needed here.
+
+Evidence
+The model calls `torch.utils.checkpoint`, and the peak of the memory, once more for each checkpointed part,
+fits into 80 % of what there is: while a part is computed again all its activations are there at once. The
+ceiling is measured: steps that keep their activations. Where that bound does not fit, memory may need the
+checkpoints, and nothing is said.
+
+Fix
+```python
+x = block(x)                                       # instead of checkpoint(block, x, use_reentrant=False)
+model.gradient_checkpointing_disable()             # transformers; Trainer(gradient_checkpointing=False)
+```
+
+`flatout plan` says which batch fits without checkpoints.
+
+Fix safety
+Exact: the same numbers are kept instead of computed again.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import arm_at
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import lines_of, show_calls
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_bytes
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+ARMS = ("no-checkpointing",)
+TUNE = ("no-checkpointing",)
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    sites = [site for site in evidence.sites if site.kind == "call" and site.op == "checkpoint"]
+    if not sites or arm_at(evidence, ARMS[0], None) is None:
+        return []
+    parts = lines_of(sites)
+    peak = evidence.memory.peak_bytes if evidence.memory is not None else None
+    return RULE.proven(
+        evidence,
+        parts[0].place,
+        f"{show_calls(sum(part.calls_per_step for part in parts))} parts of the model are computed twice per "
+        "step, though memory has room for their activations",
+        arms=ARMS,
+        figures=(
+            f"checkpoint: {show_calls(parts[0].calls_per_step)} calls per step from this line",
+            f"the peak of the memory is {show_bytes(peak)}",
+        ),
+        share=None,
+        fix="call these parts without torch.utils.checkpoint",
+        safety="exact",
+    )

@@ -1,0 +1,51 @@
+"""FO225 anomaly-detection-left-on
+
+What it does
+Finds a job that trains with autograd's anomaly detection on.
+
+Why it costs
+It keeps a Python stack for every operation of the forward pass and looks for NaN in every gradient: a
+debugging aid that makes steps of many small operations several times as long, and waits for the GPU at each
+check.
+
+Evidence
+Anomaly detection was on when a backward pass began. The line is the one that names it, an argument of a
+framework's trainer included. The ceiling is measured: steps with it off.
+
+Fix
+Turn it on for the run that looks for a NaN, and off again:
+
+```python
+torch.autograd.set_detect_anomaly(False)
+trainer = Trainer(detect_anomaly=False)   # Lightning
+```
+
+Fix safety
+Exact: the numbers stay the same. A NaN is no longer reported where it arises.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+ARMS = ("no-anomaly-detection",)
+TUNE = ("no-debug-calls", "dropped-calls")
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    found = next((site for site in evidence.sites if site.op == "detect_anomaly"), None)
+    if found is None or found.kind != "call":
+        return []
+    return RULE.proven(
+        evidence,
+        found.place,
+        "anomaly detection is on: every operation keeps a stack, and every gradient is searched",
+        arms=ARMS,
+        figures=("on in every backward pass that was counted",),
+        share=None,
+        fix="turn anomaly detection off when nothing is being debugged",
+        safety="exact",
+    )

@@ -1,0 +1,47 @@
+"""FO223 empty-cache-in-loop
+
+What it does
+Finds a call of `torch.cuda.empty_cache()` that the training loop makes in every step.
+
+Why it costs
+torch keeps freed memory to hand it out again. `empty_cache()` gives it back to the driver, for which it has
+to wait until the GPU is done; the next step asks the driver for the same memory, in calls of a millisecond
+each. It frees no memory that the job itself could not use. Removing it from the step of a moving average
+made one diffusion training 2 to 2.5 times as fast.
+
+Evidence
+On a GPU, a line of the user's calls it at least once per step. The ceiling is measured: steps in which the
+call does nothing.
+
+Fix
+Remove the call. Where memory is short because freed blocks do not fit, let segments grow instead:
+
+```bash
+PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py
+```
+
+Fix safety
+Exact: the numbers stay the same.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import repeated_call
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+ARMS = ("no-empty-cache", "knock-out")
+TUNE = ("no-debug-calls", "dropped-calls")
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    return repeated_call(
+        RULE,
+        evidence,
+        "empty_cache",
+        arms=ARMS,
+        what="gives the allocator's memory back, which the next step asks for again",
+        fix="remove torch.cuda.empty_cache() from the loop",
+    )

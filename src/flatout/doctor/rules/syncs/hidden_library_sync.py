@@ -1,0 +1,77 @@
+"""FO222 hidden-library-sync
+
+What it does
+Finds calls of a library that make the host wait for the GPU inside, where nobody sees it.
+
+Why it costs
+A distribution that validates its arguments, a metric that checks its input for NaN, an attention mask that
+asks whether it is all ones: each reads a number back from the GPU, and the queue of kernels runs dry while
+the host waits. An argument of the library often turns the check off.
+
+Evidence
+On a GPU: a line of the user's calls a library that waits at least once per step, by `item`, `bool`,
+`nonzero` and their like, and the profiler saw the GPU idle for at least 5 % of the step in gaps that follow
+a wait. The library's own line is named. Waits of optimizers and gradient scalers are left out. There is no
+arm: a library's path may depend on what it reads.
+
+Fix
+Tell the library not to look:
+
+```python
+Categorical(logits=logits, validate_args=False)           # torch.distributions
+MeanMetric(nan_strategy="disable")                        # torchmetrics
+attention(q, k, v, is_causal=True)                        # instead of a mask that is looked at
+```
+
+Fix safety
+Exact: the same numbers, without the check.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import on_gpu, share_of
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import lines_of, show_calls, show_ops
+from flatout.doctor.rule import title_of
+from flatout.doctor.rules.waits.sync_in_step import LEAST_GAP_SHARE, LEAST_LINE_SHARE, waits_for_the_gpu
+from flatout.ground.units import show_seconds, show_share
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+EXPLAINS = ("FO202",)
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    kernels = evidence.kernels
+    if not on_gpu(evidence) or kernels is None:
+        return []
+    gap_share = share_of(kernels.sync_gap_s, kernels.step_s)
+    if gap_share is None or gap_share < LEAST_GAP_SHARE:
+        return []
+    waiting = [site for site in evidence.sites if waits_for_the_gpu(site)]
+    waits = max(sum(site.calls_per_step for site in waiting), kernels.num_syncs or 0.0)
+    findings = []
+    own = {site.place for site in waiting if site.via is None}
+    profiled = show_seconds(kernels.step_s)
+    for line in lines_of([site for site in waiting if site.via is not None and site.place not in own]):
+        share = gap_share * line.calls_per_step / waits
+        if line.calls_per_step < 1 or share < LEAST_LINE_SHARE:
+            continue
+        vias = sorted({site.via for site in waiting if site.via and site.place == line.place})
+        findings.append(
+            RULE.finding(
+                line.place,
+                f"a library waits for the GPU {show_calls(line.calls_per_step)} times per step in this call "
+                f"({show_ops(line)}); the GPU then idles for {show_share(share)} of the step",
+                figures=(
+                    *(f"it waits at {via}" for via in vias[:3]),
+                    f"gaps after a wait: {show_seconds(kernels.sync_gap_s)} of a profiled step of {profiled}",
+                ),
+                share=share,
+                ceiling=None,
+                fix="pass the argument that turns the library's check off, or call it less often",
+                safety="exact",
+                no_ceiling="what a library reads may decide what it does next, so its reads are left alone",
+            )
+        )
+    return findings

@@ -1,0 +1,74 @@
+"""FO226 mask-indexing
+
+What it does
+Finds a line that picks rows by a mask many times per step, each of which waits for the GPU.
+
+Why it costs
+How many rows `x[mask]` has is known only when the GPU has counted them, so that the host waits for all work
+that was queued before, for each mask again. A loop over experts, classes or layers pays it once per turn.
+
+Evidence
+On a GPU, one line indexes with a mask, or calls `nonzero`, `masked_select` or `unique`, at least 4 times
+per step, and the profiler saw the GPU idle for at least 5 % of the step in gaps that follow a wait. The
+ceiling is measured: steps without the block that holds the line.
+
+Fix
+Keep the shape and mask the result, or sort once and split by counts that are read once:
+
+```python
+loss = (loss_of_each * mask).sum() / mask.sum()          # instead of loss_of_each[mask].mean()
+order = expert.argsort(stable=True)                      # instead of one mask for each expert
+sizes = torch.bincount(expert, minlength=num_experts).tolist()
+for rows, layer in zip(x[order].split(sizes), layers): ...
+```
+
+Fix safety
+Reordered: the same rows, summed in another order.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import on_gpu, share_of
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import lines_of, show_calls, show_ops
+from flatout.doctor.rule import title_of
+from flatout.doctor.rules.waits.sync_in_step import LEAST_GAP_SHARE, LEAST_LINE_SHARE, waits_for_the_gpu
+from flatout.ground.units import show_seconds
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+ARMS = ("knock-out",)
+EXPLAINS = ("FO202",)
+MASKS = ("__getitem__", "__setitem__", "masked_select", "nonzero", "unique")
+LEAST_CALLS = 4
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    kernels = evidence.kernels
+    if not on_gpu(evidence) or kernels is None:
+        return []
+    gap_share = share_of(kernels.sync_gap_s, kernels.step_s)
+    if gap_share is None or gap_share < LEAST_GAP_SHARE:
+        return []
+    waiting = [site for site in evidence.sites if waits_for_the_gpu(site)]
+    waits = max(sum(site.calls_per_step for site in waiting), kernels.num_syncs or 0.0)
+    findings = []
+    for line in lines_of([site for site in waiting if site.via is None and site.op in MASKS]):
+        share = gap_share * line.calls_per_step / waits
+        if line.calls_per_step < LEAST_CALLS or share < LEAST_LINE_SHARE:
+            continue
+        profiled = show_seconds(kernels.step_s)
+        findings += RULE.proven(
+            evidence,
+            line.place,
+            f"rows are picked by a mask {show_calls(line.calls_per_step)} times per step here "
+            f"({show_ops(line)}), and each waits for the GPU",
+            arms=ARMS,
+            figures=(
+                f"gaps after a wait: {show_seconds(kernels.sync_gap_s)} of a profiled step of {profiled}",
+            ),
+            share=share,
+            fix="keep the shape and mask the result, or sort once and split by counts that are read once",
+            safety="reordered",
+        )
+    return findings

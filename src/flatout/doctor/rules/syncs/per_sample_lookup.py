@@ -1,0 +1,65 @@
+"""FO221 per-sample-lookup
+
+What it does
+Finds a line that looks up each sample of a batch with a search of its own.
+
+Why it costs
+`[(table == value).nonzero().item() for value in batch]` compares the whole table with one value, lists the
+matches and reads the first, once for each sample. On a GPU every `nonzero` and every `item` waits for all
+work that was queued before. Dozens of diffusion examples look up their time steps like this.
+
+Evidence
+One line calls `nonzero` or `argwhere` and reads a number at least 8 times per step, and it holds at least 3 %
+of the step. The ceiling is measured: steps without the block that holds the line.
+
+Fix
+Look all of them up at once, in a table that is built once:
+
+```python
+index = torch.searchsorted(timesteps, batch)      # timesteps in rising order
+index = place_of[batch]                           # or: place_of[timesteps] = torch.arange(len(timesteps))
+```
+
+Fix safety
+Exact: the same indices.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import direct_lines, line_share, show_calls, timing
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_share
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+ARMS = ("knock-out",)
+EXPLAINS = ("FO202", "FO301", "FO302")
+SEARCHES, READS = ("nonzero", "argwhere"), ("item", "tolist", "__int__", "__index__")
+LEAST_CALLS = 8
+LEAST_SHARE = 0.03
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    findings = []
+    for line in direct_lines(evidence, "sync"):
+        here = [site for site in evidence.sites if site.place == line.place and site.via is None]
+        searches, reads = (
+            sum(site.calls_per_step for site in here if site.op in ops) for ops in (SEARCHES, READS)
+        )
+        calls = min(searches, reads)
+        share = line_share(evidence, line)
+        if calls < LEAST_CALLS or share is None or share < LEAST_SHARE:
+            continue
+        findings += RULE.proven(
+            evidence,
+            line.place,
+            f"a table is searched {show_calls(calls)} times per step here, once for each sample: "
+            f"{show_share(share)} of the step",
+            arms=ARMS,
+            figures=(f"nonzero: {show_calls(calls)} calls per step from this line", timing(evidence, line)),
+            share=share,
+            fix="look all samples up at once: torch.searchsorted, or a table of places built once",
+            safety="exact",
+        )
+    return findings

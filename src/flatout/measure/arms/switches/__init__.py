@@ -1,0 +1,9 @@
+"""Steps with one setting or one call of the script turned.
+
+optimizer_step   parameter groups merged, lists of tensors, one fused kernel
+ignored_calls    anomaly detection off; `empty_cache` and `synchronize` that do nothing
+checkpointing    activations kept, not computed again
+uncompiled       what torch.compile compiled, as it was written
+no_grad          a model call of which nobody wants the gradients
+convolutions     algorithms chosen by trying them, channels last
+"""

@@ -1,0 +1,114 @@
+"""Calls of torch that are no operators, by line, while calls are counted.
+
+Checkpointed parts of a model, `torch.cuda.empty_cache` and `torch.cuda.synchronize` pass no torch-function
+mode, so these few functions are replaced for the counted steps.  Modules inside the model are seen by a hook
+of torch's: which line of the user's calls them, how many there are, and with how many rows.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any
+
+from flatout.measure.clock import now
+from flatout.measure.evidence import InnerCalls, Place
+from flatout.measure.lines.module_calls import leading_rows
+from flatout.measure.patches import Patches
+from flatout.measure.user_code import UserCode
+
+MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
+FEWEST_MODULES = 4
+MOST_LINES = 40
+Note = Callable[[str, FrameType, str, float], None]  # operation, caller, device, seconds
+
+
+def count_calls(note: Note, patches: Patches) -> None:
+    """Report such calls until `patches` are undone."""
+    import torch
+    from torch.utils import checkpoint
+
+    def counted(function: Callable[..., Any], op: str, device: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = now()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                note(op, sys._getframe(1), device, now() - start)
+
+        return call
+
+    for name in ("empty_cache", "synchronize"):
+        patches.replace(torch.cuda, name, counted(getattr(torch.cuda, name), name, "cuda"))
+    name = "_checkpoint_without_reentrant_generator"
+    if hasattr(checkpoint, name):
+        patches.replace(checkpoint, name, counted(getattr(checkpoint, name), "checkpoint", "cpu"))
+    apply: Callable[..., Any] = checkpoint.CheckpointFunction.apply
+
+    class Counted:
+        """The function of reentrant checkpoints, counted."""
+
+        @staticmethod
+        def apply(*args: Any) -> Any:
+            note("checkpoint", sys._getframe(1), "cpu", 0.0)
+            return apply(*args)
+
+    patches.replace(checkpoint, "CheckpointFunction", Counted)
+
+
+@dataclass(slots=True)
+class _Calls:
+    calls: int = 0
+    rows: defaultdict[int, set[int | None]] = field(default_factory=lambda: defaultdict(set))  # by module
+
+
+class InnerModules:
+    """Modules with parameters, by the line of the user's that calls them."""
+
+    def __init__(self, user_code: UserCode) -> None:
+        self._user_code = user_code
+        self._calls: defaultdict[tuple[str, Place], _Calls] = defaultdict(_Calls)
+        self.num_steps = 0
+        self.failure: Exception | None = None
+
+    def watch(self, patches: Patches) -> None:
+        """Until `patches` are undone."""
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        patches.on_undo(register_module_forward_pre_hook(self._note_safely).remove)
+
+    def _note_safely(self, module: Any, args: Any) -> None:
+        if self.failure is None:
+            try:
+                self._note(module, args, sys._getframe(1))
+            except Exception as error:  # noqa: BLE001 - ours; the job's call goes on
+                self.failure = error
+
+    def _note(self, module: Any, args: Any, caller: FrameType) -> None:
+        frame: FrameType | None = caller
+        while frame is not None and frame.f_code.co_filename.endswith(MODULE_FILE):
+            frame = frame.f_back
+        place, via = self._user_code.place(frame)
+        if place is None or via is not None or next(module.parameters(), None) is None:
+            return
+        calls = self._calls[type(module).__name__, place]
+        calls.calls += 1
+        calls.rows[id(module)].add(leading_rows(args))
+
+    def evidence(self) -> tuple[InnerCalls, ...]:
+        """Lines that call several modules of a kind, most calls first."""
+        several = [item for item in self._calls.items() if len(item[1].rows) >= FEWEST_MODULES]
+        return tuple(
+            InnerCalls(
+                module=module,
+                place=place,
+                calls_per_step=calls.calls / max(1, self.num_steps),
+                num_modules=len(calls.rows),
+                rows_differ=len({frozenset(rows) for rows in calls.rows.values()}) > 1,
+            )
+            for (module, place), calls in sorted(several, key=lambda item: -item[1].calls)[:MOST_LINES]
+        )

@@ -1,0 +1,22 @@
+"""Train a deep, narrow network with an optimizer that takes its tensors at once."""
+
+import torch
+from torch import nn
+
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+torch.manual_seed(3)
+inputs = torch.randn(4096, 32, device=device)
+targets = inputs.flip(1).tanh()
+
+layers = [module for _ in range(60) for module in (nn.Linear(32, 32), nn.Tanh())]
+model = nn.Sequential(*layers).to(device)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, fused=True)
+
+for step in range(20000):
+    chosen = torch.randint(0, len(inputs), (8,), device=device)
+    loss = nn.functional.mse_loss(model(inputs[chosen]), targets[chosen])  # also: launch-bound-step on cuda
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if step % 500 == 0:
+        print(step, loss.item())

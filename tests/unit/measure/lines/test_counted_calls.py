@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from flatout.measure.lines.counted_calls import InnerModules, count_calls
+from flatout.measure.patches import Patches
+from flatout.measure.user_code import UserCode
+
+HERE = Path(__file__)
+
+
+@pytest.fixture
+def patches() -> Any:
+    made = Patches()
+    yield made
+    made.undo()
+
+
+def test_checkpoints_and_calls_of_the_cache_are_counted_once(
+    patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[str, str]] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    count_calls(lambda op, frame, device, spent_s: seen.append((op, device)), patches)
+    x = torch.ones(3, requires_grad=True)
+    for reentrant in (True, False):
+        checkpoint(torch.tanh, x, use_reentrant=reentrant).sum().backward()
+    torch.cuda.empty_cache()
+    assert seen == [("checkpoint", "cpu")] * 2 + [("empty_cache", "cuda")]
+    patches.undo()
+    checkpoint(torch.tanh, x, use_reentrant=False)
+    assert len(seen) == 3
+
+
+def test_modules_that_a_line_calls_in_turn(patches: Patches) -> None:
+    inner = InnerModules(UserCode(str(HERE.parent)))
+    inner.watch(patches)
+    inner.num_steps = 1
+    experts, x = [nn.Sequential(nn.Linear(2, 2)) for _ in range(4)], torch.ones(8, 2)
+    for number, expert in enumerate(experts):
+        expert(x[: number + 1])
+        line = sys._getframe().f_lineno - 1
+    for layer in experts:
+        x = layer(x)
+    for _ in range(9):
+        nn.Linear(2, 2)
+    first, second = inner.evidence()
+    assert (first.module, first.place.line, first.num_modules, first.calls_per_step) == (
+        "Sequential",
+        line,
+        4,
+        4,
+    )
+    assert (first.rows_differ, second.rows_differ) == (True, False)
+    patches.undo()
+    experts[0](x)
+    assert inner.evidence()[0].calls_per_step == 4
+
+
+def test_a_failure_of_ours_is_kept_and_harms_nothing(patches: Patches) -> None:
+    inner = InnerModules(None)  # type: ignore[arg-type]
+    inner.watch(patches)
+    assert nn.Linear(2, 2)(torch.ones(1, 2)).shape == (1, 2)
+    assert isinstance(inner.failure, AttributeError)
