@@ -43,7 +43,12 @@ from flatout.measure.evidence import Evidence  # noqa: E402
 from flatout.measure.evidence_file import load_evidence, save_evidence  # noqa: E402
 
 # What costs memory and no time has no ceiling.
-WITHOUT_CEILING = ("graph_retained_across_steps",)
+WITHOUT_CEILING = (
+    "dead_parameters",
+    "graph_retained_across_steps",
+    "loss_not_finite",
+    "scheduler_steps_mismatch",
+)
 DARKROOM_SECONDS = 300.0  # a step of the full size takes ten seconds
 
 

@@ -607,6 +607,7 @@ _LOADER = Loader(
 _SPLIT = {"wait": 0.072, "forward": 0.147, "optimizer": 0.0155, "rest": 0.0715}
 _METRIC = Place(file="train.py", line=9, function="measure")
 _LOG = Place(file="train.py", line=12, function="report")
+_TRIP = Place(file="train.py", line=30, function="train")
 _AVERAGE = Place(file="train.py", line=21, function="average")
 _CALLS: tuple[tuple[SiteKind, str, Place, str | None], ...] = (
     *(("call", op, _HERE, None) for op in ("detect_anomaly", "empty_cache", "synchronize", "checkpoint")),
@@ -751,6 +752,19 @@ SICK = dataclasses.replace(
             Site(kind=kind, op=op, place=place, via=via, calls_per_step=32.0, device="cuda", host_s=0.05)
             for kind, op, place, via in _CALLS
         ),
+        Site(
+            kind="copy",
+            op="to",
+            place=_TRIP,
+            via=None,
+            calls_per_step=2.0,
+            device="cuda",
+            bytes_per_step=2.0**24,
+            pinned=True,
+            blocking=True,
+            wide_bytes_per_step=2.0**24,
+        ),
+        Site(kind="sync", op="cpu", place=_TRIP, via=None, calls_per_step=2.0, device="cuda"),
     ),
     module_calls=(
         _CALL,
@@ -776,7 +790,10 @@ SICK = dataclasses.replace(
         by_category_s={"matmul": 0.1, "convolution": 0.1},
         matmul_s_by_dtype={"fp32": 0.1},
         top=(),
-        copies=(Copy(kind="HtoD pageable", calls_per_step=2.0, total_s=0.05),),
+        copies=(
+            Copy(kind="HtoD pageable", calls_per_step=2.0, total_s=0.05),
+            Copy(kind="HtoD pinned", calls_per_step=2.0, total_s=0.05),
+        ),
     ),
     memory=Memory(
         num_steps=4,

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from flatout.doctor.ceilings import KNOCKED_OUT, MOST, arm_at, holds, host_is_hidden, share_of
+from flatout.doctor.ceilings import KNOCKED_OUT, MOST, arm_at, holds, host_is_hidden, on_gpu, share_of
 from flatout.doctor.finding import Finding, FixSafety
 from flatout.doctor.readings import phase_means, phase_shares
 from flatout.doctor.rule import Title
@@ -151,6 +151,33 @@ def repeated_call(
     return findings
 
 
+def copied_lines(
+    evidence: Evidence, kind: str, is_meant: Callable[[Site], bool], *, least: float
+) -> list[tuple[CodeLine, float, float]]:
+    """Lines that copy to the GPU, with their shares of the step: of the copies of `kind` by their bytes.
+
+    The third figure is what these copies take per step in the profile; they hold at least `least` of it.
+    """
+    kernels = evidence.kernels
+    if not on_gpu(evidence) or kernels is None:
+        return []
+    copies_s = sum(copy.total_s for copy in kernels.copies if copy.kind.startswith(kind))
+    share = share_of(copies_s, kernels.step_s)
+    lines = lines_of(
+        [
+            site
+            for site in evidence.sites
+            if site.kind == "copy" and site.device.startswith("cuda") and is_meant(site)
+        ]
+    )
+    total_bytes = sum(line.bytes_per_step for line in lines)
+    if share is None or share < least or total_bytes <= 0:
+        return []
+    return [
+        (line, share * line.bytes_per_step / total_bytes, copies_s) for line in lines if line.bytes_per_step
+    ]
+
+
 def show_calls(calls: float) -> str:
     """A mean number of calls: 1536, 64, 2.5."""
     return f"{calls:.0f}" if calls >= 10 or calls == int(calls) else f"{calls:.1f}"
@@ -262,7 +289,8 @@ def found_between_phases(
 ) -> list[Finding]:
     """Findings on blocks that hold at least `least` of the step outside its phases.
 
-    `block_of` tells the block that a path lies in.  Thin evidence is not enough where it could not be left out.
+    `block_of` tells the block that a path lies in.  Thin evidence is not enough where it could not be left
+    out.
     """
     stacks, step_s, rest_s = evidence.stacks, evidence.step_s, evidence.phase_s("rest")
     looks = stacks.samples_by_phase.get("rest", 0) if stacks is not None else 0

@@ -202,6 +202,8 @@ class Site:
     steps_s: tuple[float, ...] = ()  # host and backward seconds of each attributed step
     bytes_per_step: float | None = None
     pinned: bool | None = None  # for a copy: was the host side page-locked
+    blocking: bool | None = None  # for a copy: the host waits for it, without non_blocking=True
+    wide_bytes_per_step: float | None = None  # for a copy: of its bytes, those of 64-bit floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

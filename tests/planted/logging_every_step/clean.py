@@ -11,10 +11,10 @@ log = logging.getLogger("training")
 def main():
     logging.basicConfig(filename="training.log", level=logging.INFO, format="%(asctime)s %(message)s")
     torch.manual_seed(10)
-    model = nn.Linear(64, 1)
+    model = nn.Linear(2048, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs = torch.randn(64, 64)
-    for step in range(1_000_000):
+    inputs = torch.randn(256, 2048)
+    for step in range(200_000):
         loss = model(inputs).square().mean()
         optimizer.zero_grad()
         loss.backward()

@@ -16,7 +16,7 @@ def main():
     torch.manual_seed(13)
     rows = Rows(torch.randn(65536, 128), torch.randn(65536))
     loader = DataLoader(rows, batch_size=256, shuffle=True, collate_fn=lambda batch: batch)
-    model = nn.Sequential(nn.Linear(128, 512), nn.ReLU(), nn.Linear(512, 1))
+    model = nn.Sequential(nn.Linear(128, 1024), nn.ReLU(), nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     num_steps = 10 * NUM_EPOCHS * len(loader)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=num_steps)

@@ -79,6 +79,8 @@ class SiteCounts:
     requires_grad: bool = False
     num_bytes: int = 0
     pinned: bool | None = None
+    blocking: bool | None = None
+    wide_bytes: int = 0
     # by attributed step and region
     host_s: defaultdict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
     sequences: list[tuple[int, tuple[int, int]]] = field(default_factory=list)  # with their step
@@ -128,7 +130,7 @@ class CallSites(TorchFunctionMode):
             name += OF_ARRAYS if of_arrays(name, args) else ""
         elif name == "backward" and torch.is_anomaly_enabled():
             self.note_call("detect_anomaly", sys._getframe(2), "cpu", 0.0)
-        site = self._site(kind, name, args, result) if kind is not None else None
+        site = self._site(kind, name, args, kwargs, result) if kind is not None else None
         if not self.attributing:
             if name not in NO_WORK:
                 self.callers[self._caller(sys._getframe(2))] += 1
@@ -234,7 +236,7 @@ class CallSites(TorchFunctionMode):
         self._derived.clear()
 
     def _site(
-        self, kind: SiteKind, name: str, args: tuple[Any, ...], result: Any
+        self, kind: SiteKind, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
     ) -> tuple[Place, SiteCounts] | None:
         source = args[0] if args and isinstance(args[0], torch.Tensor) else None
         if kind == "copy":
@@ -255,7 +257,10 @@ class CallSites(TorchFunctionMode):
             counts.requires_grad |= source.requires_grad and torch.is_grad_enabled()
         if kind in ("copy", "weights") and source is not None:
             counts.num_bytes += source.nbytes
-            if kind == "copy" and counts.pinned is not True:
+        if kind == "copy" and source is not None:
+            counts.wide_bytes += source.nbytes if source.dtype == torch.float64 else 0
+            counts.blocking = bool(counts.blocking) or not _is_asked_not_to_wait(args, kwargs)
+            if counts.pinned is not True:
                 counts.pinned = source.is_pinned()
         return place, counts
 
@@ -306,7 +311,14 @@ def _site(
         steps_s=tuple(steps_s) if known else (),
         bytes_per_step=counts.num_bytes / steps if kind in ("copy", "weights") else None,
         pinned=counts.pinned,
+        blocking=counts.blocking,
+        wide_bytes_per_step=counts.wide_bytes / steps if kind == "copy" else None,
     )
+
+
+def _is_asked_not_to_wait(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """`x.to(device, non_blocking=True)`, or `True` at its place; no other flag of a copy comes before it."""
+    return bool(kwargs.get("non_blocking", next((value for value in args if isinstance(value, bool)), False)))
 
 
 def _refine(kind: SiteKind, name: str, args: tuple[Any, ...]) -> SiteKind | None:

@@ -28,8 +28,9 @@ class ThreadsWatch:
 
         def set_noted(number: int) -> None:
             set_num_threads(number)
-            place, via = self._user_code.place(sys._getframe(1))
-            self._place = place if via is None else self._place
+            if self.held is None:  # else an arm's
+                place, via = self._user_code.place(sys._getframe(1))
+                self._place = place if via is None else self._place
 
         patches.replace(torch, "set_num_threads", set_noted)
 

@@ -27,6 +27,7 @@ class Steps:
     """What an optimizer's steps have shown of its parameters."""
 
     num: int = 0
+    num_looked: int = 0  # of them
     num_parameters: int = 0
     without: list[Any] = field(default_factory=list)  # parameters that never had a gradient
 
@@ -38,10 +39,13 @@ class TrainingWatch:
         self._clock, self._user_code = clock, user_code
         self._loss: Any = None  # of this step
         self._looks = True
+        self._disturbed = False  # an arm may give gradients where there are none
+        self._untrained: tuple[Untrained, ...] = ()
+        self._schedules: tuple[Schedule, ...] = ()
         self.finite: list[bool] = []
         self._place: Place | None = None  # of the last backward call
         self._steps: weakref.WeakKeyDictionary[Any, Steps] = weakref.WeakKeyDictionary()  # by optimizer
-        self._schedules: weakref.WeakKeyDictionary[Any, Place | None] = weakref.WeakKeyDictionary()
+        self._made_at: weakref.WeakKeyDictionary[Any, Place | None] = weakref.WeakKeyDictionary()  # schedules
 
     def install(self, patches: Patches) -> None:
         from torch.optim.lr_scheduler import LRScheduler
@@ -49,7 +53,7 @@ class TrainingWatch:
         make = LRScheduler.__init__
 
         def make_noted(schedule: Any, *args: Any, **kwargs: Any) -> None:
-            self._schedules[schedule] = self._user_code.place(sys._getframe(1))[0]
+            self._made_at[schedule] = self._user_code.place(sys._getframe(1))[0]
             make(schedule, *args, **kwargs)
 
         patches.replace(LRScheduler, "__init__", make_noted)
@@ -70,7 +74,8 @@ class TrainingWatch:
             steps.without = [each for group in optimizer.param_groups for each in group["params"]]
             steps.num_parameters = len(steps.without)
         steps.num += 1
-        if steps.without:
+        if steps.without and not self._disturbed:
+            steps.num_looked += 1
             steps.without = [each for each in steps.without if each.requires_grad and each.grad is None]
 
     def step_end(self, arm: str) -> None:
@@ -79,22 +84,26 @@ class TrainingWatch:
         if loss is not None and self._looks and ident() == self._clock.owner:
             self.finite.append(bool(loss.isfinite()))
 
+    def block_begins(self, *, of_arm: bool) -> None:
+        """Look at optimizers and schedules while they are there: they end with the script."""
+        if not self._disturbed:
+            self._untrained = tuple(self._find_untrained())
+        self._disturbed |= of_arm
+        self._schedules = tuple(self._find_schedules())
+
     def evidence(self) -> Training:
-        return Training(
-            losses=Losses(num=len(self.finite), num_not_finite=self._num_not_finite(), place=self._place),
-            untrained=tuple(self._untrained()),
-            schedules=tuple(self._seen_schedules()),
-        )
+        losses = Losses(num=len(self.finite), num_not_finite=self._num_not_finite(), place=self._place)
+        return Training(losses=losses, untrained=self._untrained, schedules=self._schedules)
 
     def _num_not_finite(self) -> int:
         """Steps in a row at the end of warm-up whose loss was infinite or not a number."""
         return next((num for num, fine in enumerate(reversed(self.finite)) if fine), len(self.finite))
 
-    def _untrained(self) -> list[Untrained]:
+    def _find_untrained(self) -> list[Untrained]:
         found = []
         for steps in list(self._steps.values()):
             if steps.without and len(steps.without) < steps.num_parameters:  # else it needs no gradients
-                found += self._by_owner(steps.without, steps.num)
+                found += self._by_owner(steps.without, steps.num_looked)
         return found
 
     def _by_owner(self, parameters: list[Any], steps: int) -> list[Untrained]:
@@ -127,9 +136,9 @@ class TrainingWatch:
             for owner, own in owned.items()
         ]
 
-    def _seen_schedules(self) -> list[Schedule]:
+    def _find_schedules(self) -> list[Schedule]:
         found = []
-        for schedule, place in list(self._schedules.items()):
+        for schedule, place in list(self._made_at.items()):
             name = type(schedule).__name__
             horizon = getattr(schedule, HORIZONS.get(name, ""), None)
             steps = self._steps.get(getattr(schedule, "optimizer", self))

@@ -175,10 +175,16 @@ def test_a_copy_off_the_host_has_its_bytes() -> None:
     def work() -> None:
         for _ in range(NUM):
             x.to("meta")  # at: copy
+            x.float().to("meta", non_blocking=True)  # at: narrow copy
+            x.float().to("meta", torch.float16, True)  # at: third copy
 
-    site = counted(work)["copy", "to", line("copy")]
+    sites = counted(work)
+    site = sites["copy", "to", line("copy")]
     assert (site.calls_per_step, site.bytes_per_step, site.device) == (NUM, NUM * 64, "meta")
-    assert site.pinned is False
+    assert (site.pinned, site.blocking, site.wide_bytes_per_step) == (False, True, NUM * 64)
+    for name in ("narrow copy", "third copy"):
+        site = sites["copy", "to", line(name)]
+        assert (site.blocking, site.wide_bytes_per_step) == (False, 0)
 
 
 class Doubling(torch.autograd.Function):

@@ -53,6 +53,7 @@ def test_a_layer_that_forward_forgets_is_untrained_and_a_frozen_one_is_not(watch
     model = Model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(watch, model, optimizer, steps=3)
+    watch.block_begins(of_arm=False)
     (untrained,) = watch.evidence().untrained
     assert (untrained.module, untrained.num, untrained.num_steps) == ("Model", 2, 3)
     assert untrained.names == ("unused.bias", "unused.weight")
@@ -67,11 +68,25 @@ def test_parameters_that_had_a_gradient_once_are_trained(watch: TrainingWatch) -
     watch.note_optimizer(optimizer)
     optimizer.zero_grad()
     watch.note_optimizer(optimizer)
+    watch.block_begins(of_arm=False)
     assert watch.evidence().untrained == ()
+
+
+def test_gradients_that_an_arm_makes_do_not_count(watch: TrainingWatch) -> None:
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(watch, model, optimizer, steps=2)
+    watch.block_begins(of_arm=True)
+    model.unused(torch.ones(1, 2)).sum().backward()
+    watch.note_optimizer(optimizer)
+    watch.block_begins(of_arm=False)
+    (untrained,) = watch.evidence().untrained
+    assert untrained.num_steps == 2
 
 
 def test_an_optimizer_that_needs_no_gradients_has_no_untrained_parameters(watch: TrainingWatch) -> None:
     watch.note_optimizer(torch.optim.SGD(Model().parameters(), lr=0.1))
+    watch.block_begins(of_arm=False)
     assert watch.evidence().untrained == ()
 
 
@@ -101,6 +116,7 @@ def test_schedules_with_an_end_are_known(watch: TrainingWatch) -> None:
     other = StepLR(optimizer, 3)
     train(watch, model, optimizer, steps=2)
     schedule.step()
+    watch.block_begins(of_arm=False)
     (found,) = watch.evidence().schedules
     assert (found.argument, found.horizon, found.num_steps, found.num_optimizer_steps) == ("T_max", 7, 1, 2)
     assert found.place is not None and found.place.line == line_of(Path(__file__), "the cosine")

@@ -9,7 +9,7 @@ They are not trained: a layer that `forward` forgot, a branch behind a `detach`,
 They take memory, and in a job of several ranks the exchange of gradients waits for them, or fails.
 
 Evidence
-In none of at least ten steps had they a gradient, though they ask for one (`requires_grad`) and other
+In none of at least eight steps had they a gradient, though they ask for one (`requires_grad`) and other
 parameters of the same optimizer got theirs. Frozen parameters are not dead. Parameters that are used once in
 many steps, such as an expert that is seldom chosen, had no gradient in the steps that were seen: the finding
 says how many those were.
@@ -34,7 +34,7 @@ from flatout.measure.evidence import Evidence, Untrained
 
 RULE = title_of(__doc__)
 ARMS = ()
-FEWEST_STEPS = 10
+FEWEST_STEPS = 8
 
 
 def detect(evidence: Evidence) -> list[Finding]:

@@ -32,9 +32,8 @@ memory is taken from what the host can swap.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import on_gpu, share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import CodeLine, lines_of
+from flatout.doctor.lines import CodeLine, copied_lines
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_bytes, show_seconds, show_share
 from flatout.measure.evidence import Evidence
@@ -47,25 +46,10 @@ LEAST_SHARE = 0.03
 
 
 def detect(evidence: Evidence) -> list[Finding]:
-    kernels = evidence.kernels
-    if not on_gpu(evidence) or kernels is None:
-        return []
-    copies_s = sum(copy.total_s for copy in kernels.copies if copy.kind == "HtoD pageable")
-    copies_share = share_of(copies_s, kernels.step_s)
-    if copies_share is None or copies_share < LEAST_SHARE:
-        return []
-    pageable = lines_of(
-        [
-            site
-            for site in evidence.sites
-            if site.kind == "copy" and site.pinned is False and site.device.startswith("cuda")
-        ]
-    )
-    total_bytes = sum(line.bytes_per_step for line in pageable)
-    findings = []
-    for line in pageable:
+    findings: list[Finding] = []
+    pageable = copied_lines(evidence, "HtoD pageable", lambda site: site.pinned is False, least=LEAST_SHARE)
+    for line, share, copies_s in pageable:
         if line.bytes_per_step >= LEAST_BYTES:
-            share = copies_share * line.bytes_per_step / total_bytes
             findings += _finding(evidence, line, copies_s=copies_s, share=share)
     return findings
 

@@ -123,7 +123,7 @@ class Staged(Arm):
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Where copies to the GPU take time, from memory that is not page-locked."""
+    """Where copies to the GPU take time, from memory that is not page-locked or by copies that wait."""
     copies = [site for site in context.sites if site.kind == "copy" and site.device == "cuda"]
     if context.device != "cuda" or not copies or context.loaders.trained_on() is None:
         return
@@ -134,7 +134,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
         return
     place = max(copies, key=lambda site: site.bytes_per_step or 0.0).place
     for where in ("pinned", "device"):
-        if where == "device" or any(site.pinned is False for site in copies):
+        if where == "device" or any(site.pinned is False or site.blocking for site in copies):
             yield Staged(context.loaders, where=where, suspicion=min(1.0, share), place=place)
 
 

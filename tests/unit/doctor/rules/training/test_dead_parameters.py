@@ -20,5 +20,5 @@ def test_parameters_without_a_gradient_are_named(made):
 
 
 def test_a_few_steps_are_not_enough(made):
-    assert detect(job(made, 9)) == []
+    assert detect(job(made, 7)) == []
     assert detect(made.evidence()) == []

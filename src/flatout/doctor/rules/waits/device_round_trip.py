@@ -1,0 +1,83 @@
+"""FO208 device-round-trip
+
+What it does
+Finds lines that bring a tensor from the GPU to the host and send the result back.
+`torch.multinomial(p.cpu(), 1).to(device)` is one, and so is a detour over NumPy.
+
+Why it costs
+The host waits until the GPU has computed the tensor, does the work itself, and the GPU waits for the copy
+back: both stand still for the other. In a loop that makes tokens it took a fifth of the time in public
+reports.
+
+Evidence
+On a GPU: one line reads a CUDA tensor (`.cpu()`, `.numpy()`, `.tolist()`) and copies to the GPU as well,
+each at least once per step, and the profiler saw the GPU idle for at least 5 % of the step in gaps that
+follow a wait of the host. The line has its part of the gaps by its waits. The ceiling is measured: steps
+whose reads answer at once, or steps without the line. A round trip over several lines is found as
+[FO202](#fo202), at the line that reads.
+
+Fix
+Stay on the GPU:
+
+```python
+token = torch.multinomial(p, 1)
+```
+
+Fix safety
+Lossy where random numbers are drawn, which come from another generator; else exact or reordered, as the
+operation has it.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import on_gpu, share_of
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import lines_of, show_calls
+from flatout.doctor.rule import title_of
+from flatout.ground.units import show_seconds, show_share
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+ARMS = ("reads-free", "knock-out")
+SYNC_IN_STEP = "FO202"
+BACK = frozenset(("cpu", "numpy", "tolist", "to", "__array__"))
+LEAST_GAP_SHARE = 0.05
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    kernels = evidence.kernels
+    gap_share = share_of(kernels.sync_gap_s, kernels.step_s) if kernels is not None else None
+    if not on_gpu(evidence) or kernels is None or gap_share is None or gap_share < LEAST_GAP_SHARE:
+        return []
+    on_device = [site for site in evidence.sites if site.device.startswith("cuda")]
+    sent = {
+        (site.place.file, site.place.line)
+        for site in on_device
+        if site.kind == "copy" and site.calls_per_step >= 1
+    }
+    reads = lines_of([site for site in on_device if site.kind == "sync"])
+    waits = max(sum(line.calls_per_step for line in reads), kernels.num_syncs or 0.0)
+    findings: list[Finding] = []
+    for line in reads:
+        if line.calls_per_step < 1 or (line.place.file, line.place.line) not in sent:
+            continue
+        share = gap_share * line.calls_per_step / waits
+        if share <= 0 or not BACK.intersection(line.ops):
+            continue
+        findings += RULE.proven(
+            evidence,
+            line.place,
+            f"a tensor goes to the host and back {show_calls(line.calls_per_step)} times per step here; the "
+            f"GPU then idles for {show_share(share)} of the step",
+            arms=ARMS,
+            figures=(f"gaps after a wait: {show_seconds(kernels.sync_gap_s)} of a profiled step",),
+            share=share,
+            fix="do this on the GPU, without .cpu() and .to(device)",
+            safety="lossy",
+        )
+    return findings
+
+
+def explains_read(finding: Finding, other: Finding) -> bool:
+    """Whether `other` says what becomes of the tensor that `finding` says is read."""
+    return finding.code == SYNC_IN_STEP and other.code == RULE.code and finding.place == other.place

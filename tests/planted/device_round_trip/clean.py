@@ -1,0 +1,26 @@
+"""Train a policy that draws its actions where the model is."""
+
+import torch
+from torch import nn
+
+
+def main():
+    torch.manual_seed(17)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    layers = [layer for _ in range(12) for layer in (nn.Linear(512, 512), nn.ReLU())]
+    model = nn.Sequential(*layers, nn.Linear(512, 64)).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    states, rewards = torch.randn(64, 512, device=device), torch.randn(64, device=device)
+    for step in range(20_000):
+        chances = model(states).softmax(-1)
+        actions = torch.multinomial(chances.detach(), 1)
+        loss = -(chances.gather(1, actions).squeeze(1).log() * rewards).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if step % 500 == 0:
+            print(step, loss.item())
+
+
+if __name__ == "__main__":
+    main()
