@@ -17,6 +17,7 @@ from flatout.measure.evidence import (
     Loader,
     ModuleCall,
     ObservedJob,
+    OptimizerSetup,
     Place,
     Precision,
     Site,
@@ -47,10 +48,13 @@ def job(*, device: str = "cpu") -> ObservedJob:
     )
 
 
-def steps(*, wait_share: float = 0.02, rows: int | None = 32, num_batches: int = 1) -> tuple[Step, ...]:
+def steps(
+    *, wait_share: float = 0.02, rows: int | None = 32, num_batches: int = 1, optimizer_s: float = 0.0
+) -> tuple[Step, ...]:
     """Four undisturbed steps of 100 ms, and two while calls were counted, twice as slow."""
     wait_s = STEP_S * wait_share
-    phases = {"wait": wait_s, "forward": 0.04, "backward": 0.05, "rest": 0.01 - wait_s}
+    phases = {"wait": wait_s, "forward": 0.04, "backward": 0.05 - optimizer_s, "rest": 0.01 - wait_s}
+    phases["optimizer"] = optimizer_s
     real = [
         Step(
             index=index,
@@ -135,6 +139,18 @@ def module_call(**changes: Any) -> ModuleCall:
     return ModuleCall(**{**fields, **changes})
 
 
+def optimizer(**changes: Any) -> OptimizerSetup:
+    fields: dict[str, Any] = {
+        "name": "AdamW",
+        "place": place(12),
+        "num_groups": 1,
+        "num_distinct": 1,
+        "num_tensors": 465,
+        "way": "default",
+    }
+    return OptimizerSetup(**{**fields, **changes})
+
+
 def kernels(**changes: Any) -> Kernels:
     fields: dict[str, Any] = {
         "num_steps": 3,
@@ -185,5 +201,17 @@ def call(function: str, *, calls_per_batch: float, line: int = 20, in_collate: b
 @pytest.fixture
 def made() -> SimpleNamespace:
     """The parts of hand-made Evidence, by name."""
-    builders = (place, steps, evidence, spread, loader, site, module_call, kernels, counterfactual, call)
+    builders = (
+        place,
+        steps,
+        evidence,
+        spread,
+        loader,
+        site,
+        module_call,
+        kernels,
+        counterfactual,
+        call,
+        optimizer,
+    )
     return SimpleNamespace(**{builder.__name__: builder for builder in builders})
