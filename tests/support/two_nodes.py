@@ -41,6 +41,7 @@ class TwoNodes:
             stderr=subprocess.PIPE,
             text=True,
         )
+        self.pid = self._process.pid
 
     def __enter__(self) -> Self:
         self.address = self._answer()
