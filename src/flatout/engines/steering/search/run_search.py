@@ -39,6 +39,7 @@ from flatout.engines.steering.workers.placement import Placement, place_model
 from flatout.engines.steering.workers.ray_crew import RayCrew
 from flatout.ground.atomic_files import refused_by_disk, try_lock, unwritable
 from flatout.ground.errors import BadInput, Interrupted, is_interrupt
+from flatout.hardware.ray_cluster import RayCluster
 
 FIRST = "0"  # the name of the worker that starts the others
 MOST_BATCH_TRIALS = 32
@@ -61,6 +62,8 @@ def run_search(settings: SearchSettings, *, on_progress: OnProgress, on_event: O
         Path(settings.model), device=settings.device, dtype=settings.dtype, workers=settings.workers
     )
     on_progress(f"replicas: {placed}")
+    if settings.ray is not None and settings.device == "auto" and not placed.value.replicas[0]:
+        _refuse_idle_gpus(settings.ray)
     with _only_one(settings.folder), recorded(settings.folder, kind="steer", name=settings.study_name):
         loaded = load_model(settings.model, gpus=placed.value.replicas[0], dtype=settings.dtype)
         chosen_layers(read_layers(settings.layers), num_layers=len(blocks_of(loaded.model)))
@@ -95,6 +98,17 @@ def run_search(settings: SearchSettings, *, on_progress: OnProgress, on_event: O
         )
         save_record(record, settings.folder / FILE)
     return record
+
+
+def _refuse_idle_gpus(address: str) -> None:
+    """Refuse a cluster of GPUs where this process has none: its workers take as many as it has."""
+    with RayCluster(address) as cluster:
+        cluster.take(1)
+        if cluster.gpus:
+            raise BadInput(
+                "this process has no GPU, and the nodes of the Ray cluster have",
+                hint="ray job submit --entrypoint-num-gpus 1 gives it one; --device cpu leaves them idle",
+            )
 
 
 def _check_questions(settings: SearchSettings, split: QuestionSplit, loaded: LoadedModel) -> None:

@@ -20,6 +20,7 @@ from flatout.engines.steering.search.run_search import join_search, run_search, 
 from flatout.engines.steering.search.search_worker import study_of
 from flatout.engines.steering.settings import make_settings, resume_settings
 from flatout.ground.errors import BadInput
+from tests.support.fake_ray import FakeRay
 from tests.support.steering import tiny_search, write_tiny
 from tests.support.warm_python import warm
 
@@ -222,6 +223,16 @@ def test_two_starters_of_one_folder_are_refused(tiny: Path, tmp_path: Path) -> N
     out = tmp_path / "run"
     with run_module._only_one(out), pytest.raises(BadInput, match="another search runs in"):
         run_quietly(tiny_search(tiny, out))
+
+
+def test_a_cluster_of_gpus_is_not_searched_on_its_cpus(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    FakeRay([(8, 0), (8, 4)]).install(monkeypatch)
+    on_cpu = run_module.place_model(tiny / "model", device="cpu")
+    monkeypatch.setattr(run_module, "place_model", lambda *_, **__: on_cpu)
+    with pytest.raises(BadInput, match=r"no GPU, and the nodes.*entrypoint-num-gpus 1"):
+        run_quietly(tiny_search(tiny, tmp_path / "run", ray="auto", device="auto"))
 
 
 def test_a_missing_neutral_file_is_named_before_anything_runs(tiny: Path, tmp_path: Path) -> None:
