@@ -589,15 +589,14 @@ def watch_script(
     command: Sequence[str],
     *,
     module: bool = False,
-    name: str | None = None,
-    hz: float = 1.0,
     folder: Path | None = None,
-    sinks: SinkChoice | None = None,
     page: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> NoReturn:
     """Become `command`, an unmodified script under watch; its exit code and its signals are its own.
 
-    With `page` (host, port, token) a page beside it shows the run.
+    `options` name the run, how often it is sampled (`hz`) and where samples go besides (`sinks`).  With
+    `page` (host, port, token) a page beside it shows the run.
     """
     from flatout.ground.script.command import check_command
     from flatout.monitor.job.run_script import launch
@@ -609,7 +608,7 @@ def watch_script(
         for needed in ("starlette", "uvicorn"):  # nothing starts where the extra is missing
             import_extra(needed, extra="web")
         start_page(root=folder, **_address(**page))
-    launch(command, module=module, name=name, hz=hz, folder=folder, sinks=sinks)
+    launch(command, module=module, folder=folder, **options)
 
 
 def sink_choice(

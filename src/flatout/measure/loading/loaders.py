@@ -335,6 +335,11 @@ class LoaderWatch:
         self._note_steps()
         return next((record for record in self.records if record.trains), None)
 
+    def training_loader(self) -> Any | None:
+        """The loader that is trained on; None where it is gone, or is no DataLoader."""
+        record = self.trained_on()
+        return record.loader() if record is not None and record.loader is not None else None
+
     # -- records
 
     def note_made(self, loader: Any, place: Place | None) -> None:

@@ -30,37 +30,24 @@ def answer(library: torch.library.Library) -> None:
 
 
 def _lstm_cell(
-    x: Tensor,
-    hx: Sequence[Tensor],
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
+    x: Tensor, hx: Sequence[Tensor], w_ih: Tensor, w_hh: Tensor, *biases: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     products = torch.matmul(x, w_ih.t()), torch.matmul(hx[0], w_hh.t())
-    hidden, state, _workspace = aten._thnn_fused_lstm_cell(*products, hx[1], b_ih, b_hh)
+    hidden, state, _workspace = aten._thnn_fused_lstm_cell(*products, hx[1], *biases)
     return hidden, state
 
 
-def _gru_cell(
-    x: Tensor,
-    hx: Tensor,
-    w_ih: Tensor,
-    w_hh: Tensor,
-    b_ih: Tensor | None = None,
-    b_hh: Tensor | None = None,
-) -> Tensor:
+def _gru_cell(x: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, *biases: Tensor | None) -> Tensor:
     products = torch.matmul(x, w_ih.t()), torch.matmul(hx, w_hh.t())
-    hidden: Tensor = aten._thnn_fused_gru_cell(*products, hx, b_ih, b_hh)[0]
+    hidden: Tensor = aten._thnn_fused_gru_cell(*products, hx, *biases)[0]
     return hidden
 
 
 def _lstm_forward(
     input_gates: Tensor,
-    hidden_gates: Tensor,
+    _hidden_gates: Tensor,
     cx: Tensor,
-    input_bias: Tensor | None = None,
-    hidden_bias: Tensor | None = None,
+    *_biases: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     contiguous = torch.contiguous_format
     workspace = torch.empty_like(input_gates, memory_format=contiguous)
@@ -69,11 +56,7 @@ def _lstm_forward(
 
 
 def _gru_forward(
-    input_gates: Tensor,
-    hidden_gates: Tensor,
-    hx: Tensor,
-    input_bias: Tensor | None = None,
-    hidden_bias: Tensor | None = None,
+    _input_gates: Tensor, _hidden_gates: Tensor, hx: Tensor, *_biases: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     return torch.empty_like(hx), hx.new_empty(hx.shape[0], GRU_WORKSPACE * hx.shape[1])
 

@@ -45,8 +45,7 @@ class WholeBatches(Arm):
         self._loaders.stand_in = None
 
     def _start(self) -> None:
-        record = self._loaders.trained_on()
-        loader = record.loader() if record is not None and record.loader is not None else None
+        loader = self._loaders.training_loader()
         if loader is None:
             self.refusal = "the training loader is gone"
             return

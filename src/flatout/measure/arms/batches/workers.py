@@ -96,8 +96,7 @@ class Workers(Arm):
             iterator._shutdown_workers()
 
     def _start(self) -> None:
-        record = self._loaders.trained_on()
-        loader = record.loader() if record is not None and record.loader is not None else None
+        loader = self._loaders.training_loader()
         if loader is None:
             self.refusal = "the training loader is gone"
             return
