@@ -665,6 +665,29 @@ def watch_on_page(
         serve(sampler=sampler, root=options["log"], on_ready=on_ready, **_address(**page))
 
 
+def watch_fleet(
+    sources: Sequence[str],
+    *,
+    page: Mapping[str, Any] | None = None,
+    on_ready: OnText = lambda address: None,
+    on_screen: bool = False,
+    as_json: bool = False,
+    once: bool = False,
+) -> int:
+    """Show the nodes of folders of runs and of pages, in the terminal or, with `page`, on a page of all."""
+    from flatout.monitor.fleet.nodes import Fleet
+
+    fleet = Fleet(sources)
+    if page is not None:
+        from flatout.monitor.web.server import serve
+
+        serve(fleet=fleet, on_ready=on_ready, **_address(**page))
+        return 0
+    from flatout.monitor.fleet.table import follow
+
+    return follow(fleet, on_screen=on_screen, as_json=as_json, once=once, stream=sys.stdout)
+
+
 def replay_run(run: str, *, root: Path | None, speed: float, on_screen: bool, as_json: bool = False) -> int:
     """Show a run again; return the exit code."""
     from flatout.ground.runs import find_run

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from flatout.ground.runs import end_run
+from flatout.monitor.fleet.nodes import Fleet
 from flatout.monitor.sample import HostSample, Sample
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web.server import PageServer
@@ -432,6 +433,23 @@ def test_hostile_names_are_text_and_do_nothing(show: Show, tmp_path: Path) -> No
         assert opened.evaluate("document.title").startswith("<img src=x")
         assert opened.complaints == []
         assert [url for url in opened.requests if not url.startswith(server.url)] == []
+
+
+def test_the_nodes_of_a_fleet_stand_on_one_page_and_each_opens(show: Show, tmp_path: Path) -> None:
+    for number, host in enumerate((HOSTILE, "gpu-node-2", "gpu-node-10")):
+        logged_run(tmp_path, [sample(second) for second in range(60)], pid=number + 1, host=host)
+    with PageServer(fleet=Fleet([str(tmp_path)])) as server:
+        opened = show(server.url)
+        names = opened.browser_page.locator(".nodes .name")
+        playwright.expect(names).to_have_count(3)
+        assert names.all_inner_texts()[1:] == ["gpu-node-2", "gpu-node-10"]
+        assert "<img src=x onerror=alert(1)>" in names.first.inner_text()
+        assert opened.evaluate("document.querySelectorAll('img').length") == 0
+        assert "waits for data" in opened.browser_page.locator(".nodes tbody tr").nth(1).inner_text()
+        names.nth(2).click()
+        playwright.expect(opened.browser_page.locator(".nodes tr.shown .name")).to_have_text("gpu-node-10")
+        opened.rows(60)
+        assert opened.complaints == []
 
 
 def test_script_that_got_in_would_not_run(show: Show, live: PageServer) -> None:

@@ -126,19 +126,29 @@ def sample(
     )
 
 
-def run(name: str = "train", *, pid: int | None = None, ended_s: float | None = None) -> Run:
+def run(
+    name: str = "train", *, pid: int | None = None, ended_s: float | None = None, host: str | None = None
+) -> Run:
     return Run(
         name=name,
         pid=os.getpid() if pid is None else pid,
         process_started_s=None,
         started_s=START_S,
         ended_s=ended_s,
+        host=host,
     )
 
 
-def logged_run(root: Path, samples: Iterable[Sample], *, name: str = "train", pid: int | None = None) -> Path:
+def logged_run(
+    root: Path,
+    samples: Iterable[Sample],
+    *,
+    name: str = "train",
+    pid: int | None = None,
+    host: str | None = None,
+) -> Path:
     """A run's folder with its log."""
-    folder = create_run(run(name, pid=pid), root)
+    folder = create_run(run(name, pid=pid, host=host), root)
     writer = HistoryWriter(folder)
     for each in samples:
         writer(each)

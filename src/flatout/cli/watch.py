@@ -1,7 +1,8 @@
 """`flatout watch`: the machine and its job, live, in a terminal, as lines, in a browser, or played again.
 
 What is watched is one of: the machine with its latest job, a process (--pid), a script that is started
-(--run), or a run that is over (--replay).  Whatever stands after a script belongs to the script.
+(--run), a run that is over (--replay), or the nodes of a cluster (--from).  Whatever stands after a script
+belongs to the script.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ def watch(
     name: str | None = option("--name", "TEXT", "With --run: what to call the run."),
     replay: str | None = option("--replay", "RUN", "Play a run again; --list shows them."),
     speed: float | None = option("--speed", "N", "Of a replay; default 60: a minute per second."),
+    sources: list[str] | None = option(
+        "--from", "SOURCE", "All nodes of a folder of runs, or of a node's page; repeatable."
+    ),
     list_all: Annotated[bool, switch("--list", "List the runs that are kept.")] = False,
     once: Annotated[bool, switch("--once", "Take one sample, then end.")] = False,
     json_output: flags.Json = False,
@@ -67,6 +71,8 @@ def watch(
       flatout watch --once --json
       flatout watch --web
       flatout watch --list
+      flatout watch --from /shared/runs           all nodes that keep their runs there
+      flatout watch --web --from http://gpu-1:9400/TOKEN/ --from http://gpu-2:9400/TOKEN/
       flatout watch --replay train --speed 60
 
     Exit codes: 0 the viewer or the job ended it, 2 flatout could not do its work, 130 interrupted. With --run
@@ -74,7 +80,13 @@ def watch(
     """
     _check(
         command,
-        modes={"--pid": pid is not None, "--run": run, "--replay": replay is not None, "--list": list_all},
+        modes={
+            "--pid": pid is not None,
+            "--run": run,
+            "--replay": replay is not None,
+            "--from": bool(sources),
+            "--list": list_all,
+        },
         needs={
             "--run": {"-m": module, "--name": name is not None},
             "--replay": {"--speed": speed is not None},
@@ -90,6 +102,9 @@ def watch(
         _list(log, json_output=json_output)
         return
     look: dict[str, Any] = {"on_screen": sys.stdout.isatty() and not json_output, "as_json": json_output}
+    if sources:
+        where: dict[str, Any] = {"page": page, "on_ready": _say_page} if web else {**look, "once": once}
+        raise typer.Exit(api.watch_fleet(sources, **where))
     if replay is not None:
         if web:
             api.serve_run(replay, root=log, on_ready=_say_page, page=page)

@@ -17,6 +17,7 @@ import itertools
 import json
 import os
 import re
+import socket
 import stat
 import sys
 import tempfile
@@ -86,6 +87,7 @@ class Run:
     kind: str = "watch"  # the verb: watch, evolve, adapt, steer
     launcher: int | str | None = None  # the launcher's name for the job, or its process: one for all restarts
     exit_code: int | None = None  # of a watched script, where it is known
+    host: str | None = None  # the machine; its processes are known there alone
     end: str | None = None  # finished, interrupted, or the error; None: it is running, died, or did not say
 
 
@@ -141,6 +143,7 @@ def this_run(name: str | None = None, *, time_s: float, kind: str = "watch") -> 
         visible_devices=os.environ.get("CUDA_VISIBLE_DEVICES"),
         kind=kind,
         launcher=launcher_of(launch),
+        host=socket.gethostname(),
     )
 
 
@@ -272,12 +275,13 @@ def show_state(run: Run) -> str:
     return run.end if run.end in ("finished", "interrupted") else f"failed: {run.end}"
 
 
-def read_regular(path: Path, *, most_bytes: int) -> bytes:
+def read_regular(path: Path, *, most_bytes: int, start: int = 0) -> bytes:
     """Read a file of a run; OSError for one that is too large, and for a pipe or a device: they hang."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "not a regular file", str(path))
+        file.seek(start)
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
         raise OSError(errno.EFBIG, f"larger than {most_bytes} bytes", str(path))

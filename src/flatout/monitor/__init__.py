@@ -8,6 +8,7 @@
     verdicts/        what bounds the run, in one sentence
     terminal/        the live line, and the view that fills a terminal
     web/             the page
+    fleet/           many nodes seen from one place
     past/            the log of a run, its figures, two runs compared, its report
     sinks/           the formats of other tools: JSON lines, CSV, TensorBoard, Prometheus
 

@@ -26,7 +26,7 @@ FLAGS = {
     " --rows --max-new-tokens --seed --device --out --resume --verify --set --json",
     "report": "--html --png --log --json",
     "compare": "--log --json",
-    "watch": "--pid --run -m --name --replay --speed --list --once --json --hz --log --jsonl --csv"
+    "watch": "--pid --run -m --name --replay --speed --from --list --once --json --hz --log --jsonl --csv"
     " --tensorboard --prometheus --web --host --port --token",
     "plan show": "--model --task --make-batch --gpu --gpu-memory --margin --ranks --mapping --knob --set"
     " --lengths --expandable-segments --no-expandable-segments --native --no-cache --json",

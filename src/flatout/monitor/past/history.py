@@ -33,6 +33,7 @@ DIGITS = 5
 ROUNDING_S = 1.0  # of a span of hours, with that many digits
 MOST_PENDING = 60
 MOST_BYTES = 2 * MIB  # of the end of a tier
+RECENT_BYTES = MIB // 8
 RAW = "raw"
 NAME = re.compile(r"(?P<tier>\w+)-(?P<number>\d{6,})\.jsonl(\.gz)?")
 
@@ -240,6 +241,20 @@ class HistoryTail:
             samples = [sample for sample in found if sample.time_s <= start_s] + samples
         return samples
 
+    def again(self) -> HistoryTail:
+        """Another reader of the same log."""
+        return HistoryTail(self.folder)
+
+    def recent(self) -> list[Sample]:
+        """Read the end of the last file: some minutes."""
+        with contextlib.suppress(OSError, ValueError):
+            number, path = max(segments(self.folder, RAW).items())
+            whole = _whole_lines(path)
+            if whole is not None:
+                self._number, self._offset = number, len(whole)
+                return list(parse_lines(whole[-RECENT_BYTES:]))  # half a line is skipped
+        return []
+
     def more(self) -> list[Sample]:
         """Read what was appended since; nothing if the folder is gone."""
         samples: list[Sample] = []
@@ -247,12 +262,12 @@ class HistoryTail:
             for number, path in segments(self.folder, RAW).items():
                 if number < self._number:
                     continue
-                whole = _whole_lines(path)
+                start = self._offset if number == self._number else 0
+                whole = _whole_lines(path, start=start)
                 if whole is None:
                     break  # compressed at this moment: it is there again next time, under its other name
-                start = self._offset if number == self._number else 0
-                samples += parse_lines(whole[start:])
-                self._number, self._offset = number, len(whole)
+                samples += parse_lines(whole)
+                self._number, self._offset = number, start + len(whole)
         return samples
 
 
@@ -271,17 +286,20 @@ def _last_files(folder: Path, tier: str, most_bytes: int) -> list[tuple[int, byt
     return found[::-1]
 
 
-def _whole_lines(path: Path) -> bytes | None:
+def _whole_lines(path: Path, *, start: int = 0) -> bytes | None:
     """Read a file up to its last whole line; None if it cannot be read."""
     try:
-        data = read_regular(path, most_bytes=LARGEST_FILE)
         if path.suffix == ".gz":
+            data = read_regular(path, most_bytes=LARGEST_FILE)
             with gzip.open(io.BytesIO(data)) as file:
                 data = file.read(LARGEST_FILE + 1)
+        else:
+            data = read_regular(path, most_bytes=LARGEST_FILE, start=start)
     except (OSError, EOFError, zlib.error):
         return None
     if len(data) > LARGEST_FILE:  # compressed, a few kilobytes can hold gigabytes
         return None
+    data = data[start:] if path.suffix == ".gz" else data
     return data[: data.rfind(b"\n") + 1]
 
 

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
+from flatout.monitor.fleet.logs import Log, node_lines
+from flatout.monitor.fleet.nodes import Fleet
 from flatout.monitor.past.history import HistoryTail
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler
-from flatout.monitor.web.run_list import RunList
+from flatout.monitor.web.run_list import FleetRuns, RunList
 from flatout.monitor.web.run_stream import BEAT, RETRY, Position, RunStream, event
 
 MOST_CLIENTS = 200
@@ -52,15 +55,26 @@ class Feed:
     """Streams of runs, and the browsers that follow them."""
 
     def __init__(
-        self, *, sampler: Sampler | None = None, folders: Sequence[Path] = (), root: Path | None = None
+        self,
+        *,
+        sampler: Sampler | None = None,
+        folders: Sequence[Path] = (),
+        root: Path | None = None,
+        fleet: Fleet | None = None,
     ) -> None:
-        self.run_list = RunList(sampler=sampler, folders=folders, root=root)
+        self.run_list: RunList | FleetRuns = (
+            RunList(sampler=sampler, folders=folders, root=root) if fleet is None else FleetRuns(fleet)
+        )
+        self._list_every = LIST_EVERY_POLLS if fleet is None else 1
         self.clients: set[Client] = set()
         self.streams: dict[str, RunStream] = {}
-        self._logs: dict[str, HistoryTail] = {}
+        self._logs: dict[str, Log] = {}
         self._sampler = sampler
         self._loop: asyncio.AbstractEventLoop | None = None
         self._opening = asyncio.Lock()
+        self._reading = asyncio.Lock()
+        self._listed_s = float("-inf")
+        self._told: str | None = None  # the run that a fleet asks for
         self._runs = b""
         self._is_closed = False
 
@@ -107,14 +121,20 @@ class Feed:
             if not self.clients:
                 continue
             polls += 1
-            await self.look(lists_runs=polls % LIST_EVERY_POLLS == 0)
+            await self.look(lists_runs=polls % self._list_every == 0)
 
     async def look(self, *, lists_runs: bool = False) -> None:
         """Poll every followed log once, and the list of runs."""
         if lists_runs:
             await self._read_runs()
-        for key, log in list(self._logs.items()):
-            samples = await asyncio.to_thread(log.more)
+        for key in list(self._logs):
+            await self._read_on(key)
+
+    async def _read_on(self, key: str) -> None:
+        """Take in what a log has more."""
+        async with self._reading:
+            log = self._logs.get(key)
+            samples = [] if log is None else await asyncio.to_thread(log.more)
             if samples and key in self.streams:
                 self.streams[key].extend(samples)
                 self._wake()
@@ -193,13 +213,25 @@ class Feed:
             client.positions[stream.key] = stream.position
         return b"".join(chunks)
 
+    async def own_lines(self, after_s: float | None) -> bytes:
+        """What this page tells a fleet: the run that it opens first, and its samples after a time."""
+        if not self.clients and time.monotonic() - self._listed_s >= POLL_S * LIST_EVERY_POLLS:
+            self._listed_s = time.monotonic()
+            await self._read_runs()
+        self._told = next(iter(self.run_list.first), None)
+        entry = next((each for each in self.run_list.entries if each.key == self._told), None)
+        samples: list[Sample] = []
+        for stream in await self._open([] if self._told is None else [self._told], Client([])):
+            await self._read_on(stream.key)
+            samples = stream.after(float("-inf") if after_s is None else after_s)
+        return node_lines(socket.gethostname(), None if entry is None else entry.run, samples)
+
     async def _open(self, keys: Sequence[str], client: Client) -> list[RunStream]:
         """Open the streams of some runs; read those that nobody has open from their logs."""
         opened: list[RunStream] = []
         for key in list(dict.fromkeys(keys))[:MOST_OPEN]:
             async with self._opening:  # of browsers that ask at once, the first reads for all
-                if key not in self.streams and (folder := self.run_list.folders.get(key)) is not None:
-                    log = HistoryTail(folder)
+                if key not in self.streams and (log := self.run_list.log_of(key)) is not None:
                     self.streams[key] = RunStream(key, await asyncio.to_thread(log.past))
                     self._logs[key] = log
                 if key in self.streams:
@@ -208,6 +240,6 @@ class Feed:
         return opened
 
     def _close_unwatched(self) -> None:
-        watched = {stream.key for client in self.clients for stream in client.streams}
+        watched = {stream.key for client in self.clients for stream in client.streams} | {self._told}
         for key in self._logs.keys() - watched:
             del self._logs[key], self.streams[key]

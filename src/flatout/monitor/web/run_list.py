@@ -8,6 +8,8 @@ logs at most, so that a folder of hundreds of runs is listed at once and filled 
 from __future__ import annotations
 
 import contextlib
+import socket
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +17,15 @@ from typing import Any
 
 from flatout.ground.errors import BadInput
 from flatout.ground.runs import Run, list_runs, read_run, runs_folder, show_state, state_of
-from flatout.monitor.past.history import RAW, read_end, segments
+from flatout.monitor.fleet.logs import Log
+from flatout.monitor.fleet.nodes import SILENT_S, Fleet
+from flatout.monitor.past.history import RAW, HistoryTail, read_end, segments
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, WINDOW_S, judge, stepping
 
 MACHINE = "machine"
 MOST_LISTED = 200
-SENT = ("pid", "rank", "world_size", "started_s", "ended_s")  # of a run, where they are known
+SENT = ("pid", "rank", "world_size", "host", "started_s", "ended_s")  # of a run, where they are known
 END_BYTES = 2**17  # of a log: some two minutes
 MOST_READ = 8  # logs at one look
 
@@ -33,6 +37,10 @@ class Glance:
     bound: str | None = None
     loss: float | None = None
     last_s: float | None = None  # the time of its last sample
+    steps_per_s: float | None = None  # this and the following: of a node that is followed
+    gpu_share: float | None = None
+    gpu_memory_share: float | None = None
+    cpu_share: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +50,8 @@ class Entry:
     key: str
     run: Run | None = None
     glance: Glance = Glance()
+    node: str | None = None  # of a fleet
+    seen: str | None = None  # the state of a run whose process is elsewhere
 
     @property
     def name(self) -> str:
@@ -49,18 +59,26 @@ class Entry:
 
     @property
     def state(self) -> str:
-        return "running" if self.run is None else state_of(self.run)
+        return self.seen or ("running" if self.run is None else state_of(self.run))
 
     @property
     def ending(self) -> str:
-        return "running" if self.run is None else show_state(self.run)
+        return self.seen or ("running" if self.run is None else show_state(self.run))
 
     def to_json(self) -> dict[str, Any]:
         known = {name: value for name in SENT if (value := getattr(self.run, name, None)) is not None}
         for name in Glance.__slots__:
             if (value := getattr(self.glance, name)) is not None:
                 known[name] = value
+        known |= {} if self.node is None else {"node": self.node}
         return {"key": self.key, "name": self.name, "state": self.state, "ending": self.ending, **known}
+
+
+def seen_from_here(run: Run, glance: Glance) -> str | None:
+    """The state of a run of another machine, by its log; None: its process can be asked here."""
+    if run.host in (None, socket.gethostname()) or run.ended_s is not None or glance.last_s is None:
+        return None
+    return "running" if time.time() - glance.last_s < SILENT_S else "silent"
 
 
 class RunList:
@@ -116,9 +134,14 @@ class RunList:
                 key += "~"  # two folders of one name, from two places
             folders[key] = folder
             _, glance = self._glances.get(real, (None, Glance()))
-            entries.append(Entry(key=key, run=run, glance=glance))
+            entries.append(Entry(key=key, run=run, glance=glance, seen=seen_from_here(run, glance)))
         self.folders, self.entries = folders, tuple(entries)
         return self.entries
+
+    def log_of(self, key: str) -> Log | None:
+        """The log behind a key."""
+        folder = self.folders.get(key)
+        return None if folder is None else HistoryTail(folder)
 
     def _look(self, folders: Sequence[Path]) -> None:
         """Glance at the logs that have grown, a few of them."""
@@ -129,6 +152,47 @@ class RunList:
                 self._glances[folder] = (size, glance_at(folder))
                 num_read += 1
         self._glances = {folder: self._glances[folder] for folder in folders if folder in self._glances}
+
+
+class FleetRuns:
+    """The same of a fleet: one entry for each of its nodes, with what it does at present."""
+
+    own_key = None
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.entries: tuple[Entry, ...] = ()
+        self.read()
+
+    @property
+    def folder(self) -> str:
+        return ", ".join(source for source in self._fleet.sources if "://" not in source) or "the nodes"
+
+    @property
+    def first(self) -> list[str]:
+        """The node that is opened by default: one that runs."""
+        running = [entry.key for entry in self.entries if entry.state == "running"]
+        return (running or [entry.key for entry in self.entries])[:1]
+
+    def read(self) -> tuple[Entry, ...]:
+        """Ask all nodes."""
+        states = self._fleet.look()
+        figures = ("bound", "loss", "steps_per_s", "gpu_share", "gpu_memory_share", "cpu_share")
+        self.entries = tuple(
+            Entry(
+                key=node.key,
+                run=node.run,
+                node=state.node,
+                seen=state.state,
+                glance=Glance(**{name: getattr(state, name) for name in figures}),
+            )
+            for node, state in zip(self._fleet.nodes, states, strict=True)
+        )
+        return self.entries
+
+    def log_of(self, key: str) -> Log | None:
+        """A log of its own for whoever opens a node: the fleet's has been read already."""
+        return self._fleet.open_log(key)
 
 
 def _log_size(folder: Path) -> tuple[int, int] | None:

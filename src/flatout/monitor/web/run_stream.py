@@ -96,6 +96,10 @@ class RunStream:
             return self.whole()
         return self._history(self._past.after(position.time_s), is_whole=False, time_s=self.latest.time_s)
 
+    def after(self, time_s: float) -> list[Sample]:
+        """Return the samples after `time_s`, without their processes."""
+        return self._past.after(time_s)
+
     def whole(self) -> bytes:
         """Return the whole run, without an id: a browser that is cut off before the end asks again."""
         if self._whole is None:

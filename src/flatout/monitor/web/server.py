@@ -3,6 +3,7 @@
     GET /              the page          GET /static/NAME   its files, from a list made at the start
     GET /events        its data          GET /rules/FO101   a rule of the doctor
     GET /metrics       the sampler's last sample in Prometheus's format
+    GET /samples       the samples of the run that the page opens first, for the page of a fleet
 
 Nothing is written by a request, so there is nothing to forge.  uvicorn's access log is off: it would hold the
 token.
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.doctor.rule import rule_by_code
 from flatout.ground.errors import BadInput, FlatoutError, import_extra
+from flatout.monitor.fleet.nodes import Fleet
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.sinks.prometheus import CONTENT_TYPE, exposition
 from flatout.monitor.web import connections
@@ -62,11 +64,8 @@ def application(feed: Feed, *, sampler: Sampler | None = None) -> Any:
     def refuse(sentence: str, *, status: int) -> Response:
         return responses.PlainTextResponse(f"{sentence}\n", status_code=status)  # type: ignore[no-any-return]
 
-    async def page(request: Request) -> Response:
-        return file("index.html")
-
     async def static(request: Request) -> Response:
-        return file(request.path_params["name"])
+        return file(request.path_params.get("name", "index.html"))
 
     class Events(responses.StreamingResponse):  # type: ignore[name-defined,misc]
         """A browser has its place from here on, and however the answer ends."""
@@ -95,16 +94,20 @@ def application(feed: Feed, *, sampler: Sampler | None = None) -> Any:
         return responses.HTMLResponse(rule_page(found))  # type: ignore[no-any-return]
 
     async def metrics(request: Request) -> Response:
-        latest = None if sampler is None else sampler.latest
-        text = exposition(latest)
+        text = exposition(getattr(sampler, "latest", None))
         return responses.Response(text, headers={"content-type": CONTENT_TYPE})  # type: ignore[no-any-return]
 
+    async def samples(request: Request) -> Response:
+        lines = await feed.own_lines(time_of(request.query_params.get("after")))
+        return responses.Response(lines, media_type="application/jsonl")  # type: ignore[no-any-return]
+
     paths = {
-        "/": page,
+        "/": static,
         "/static/{name}": static,
         "/events": events,
         "/rules/{code}": rule,
         "/metrics": metrics,
+        "/samples": samples,
     }
     app = applications.Starlette(
         routes=[routing.Route(path, answer, methods=["GET"]) for path, answer in paths.items()]
@@ -130,12 +133,13 @@ class PageServer:
         sampler: Sampler | None = None,
         folders: Sequence[Path] = (),
         root: Path | None = None,
+        fleet: Fleet | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         token: bool = False,
     ) -> None:
         self.token = new_token() if token or not is_loopback(host) else None
-        self.feed = Feed(sampler=sampler, folders=folders, root=root)
+        self.feed = Feed(sampler=sampler, folders=folders, root=root, fleet=fleet)
         uvicorn = import_extra("uvicorn", extra="web")
         self._host = host
         self._server = uvicorn.Server(
@@ -240,6 +244,7 @@ def serve(
     sampler: Sampler | None = None,
     folders: Sequence[Path] = (),
     root: Path | None = None,
+    fleet: Fleet | None = None,
     host: str = "127.0.0.1",
     port: int = 0,
     token: bool = False,
@@ -249,7 +254,8 @@ def serve(
 
     `sampler` has been started.  Beyond loopback the address holds a token in any case.
     """
-    page = PageServer(sampler=sampler, folders=folders, root=root, host=host, port=port, token=token)
+    shown: dict[str, Any] = {"sampler": sampler, "folders": folders, "root": root, "fleet": fleet}
+    page = PageServer(**shown, host=host, port=port, token=token)
     with page:
         if on_ready is not None:
             on_ready(page.url)

@@ -47,8 +47,9 @@ class Exchange:
     """The meeting place of one launch."""
 
     def __init__(self, evidence_path: Path) -> None:
-        self._rank = read_launch().rank
-        parts = [os.environ.get(name, "") for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")]
+        launch = read_launch()
+        self._rank = launch.rank
+        parts = [launch.job or "", *map(str, launch.meets_at or ())]
         name = "-".join(part.replace("/", "_") for part in parts if part) or str(os.getppid())
         self._local = Path(tempfile.gettempdir()) / f"flatout-{os.getuid()}-{name}"
         self._folders = (evidence_path.parent / f".flatout-ranks-{name}", self._local)
@@ -134,13 +135,13 @@ class Exchange:
 
     def _open_store(self) -> Any:
         """The store that torchrun's agent holds; None where there is none."""
-        if self._store is None and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        launch = read_launch()
+        if self._store is None and launch.has_store and launch.meets_at is not None:
             from torch._C._distributed_c10d import TCPStore
             from torch.distributed.distributed_c10d import PrefixStore
 
             with contextlib.suppress(RuntimeError, OSError):  # the agent is gone
-                host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-                store = TCPStore(host, port, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))
+                store = TCPStore(*launch.meets_at, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))
                 self._store = PrefixStore(f"flatout/evidence/{os.environ.get(ATTEMPT, '0')}", store)
         return self._store
 

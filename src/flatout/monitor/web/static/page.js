@@ -4,6 +4,7 @@ import { PALETTE, forgetColours, mainLine, setText } from "./charts.js";
 import { Feed } from "./feed.js";
 import * as format from "./format.js";
 import { Panel, make, makeCharts } from "./panel.js";
+import { NodeTable } from "./nodes.js";
 import { RunTable } from "./runs.js";
 
 const LATE_S = 15; // a run that is under way says something every second
@@ -65,6 +66,8 @@ const table = new RunTable(chooser, {
   toggle: choose,
 });
 
+const nodeTable = new NodeTable(document.querySelector("section.nodes"), { isShown: (key) => panels.has(key), open: (key) => table.open(key) });
+
 function nameAll() {
   for (const [key, panel] of panels) panel.entry = entries.find((entry) => entry.key === key) ?? panel.entry;
 }
@@ -119,6 +122,7 @@ function hear(name, message) {
     if (panels.size === 0 && message.first.length > 0) show(message.first, { isAsked: wasEmpty });
     nameAll();
     table.take(message);
+    nodeTable.take(message);
     if (panels.size === 0) showNone(message.folder);
   } else if (name === "history") {
     panels.get(message.run)?.store.takeHistory(message);
