@@ -159,7 +159,8 @@ def test_a_replay_needs_a_speed(runs: Path) -> None:
 def test_the_flags_are_these() -> None:
     """Everyday options become flags; adding one is a decision."""
     flags = (
-        "pid run name replay speed from list once json hz log jsonl csv tensorboard prometheus web host port token"
+        "pid run name replay speed from list once json hz log jsonl csv tensorboard prometheus web host port"
+        " token"
     )
     app = typer.Typer(add_completion=False)
     app.command()(watch)

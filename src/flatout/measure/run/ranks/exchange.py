@@ -141,7 +141,9 @@ class Exchange:
             from torch.distributed.distributed_c10d import PrefixStore
 
             with contextlib.suppress(RuntimeError, OSError):  # the agent is gone
-                store = TCPStore(*launch.meets_at, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S))
+                store = TCPStore(
+                    *launch.meets_at, is_master=False, timeout=timedelta(seconds=STORE_TIMEOUT_S)
+                )
                 self._store = PrefixStore(f"flatout/evidence/{os.environ.get(ATTEMPT, '0')}", store)
         return self._store
 
