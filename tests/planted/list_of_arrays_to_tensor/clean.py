@@ -16,7 +16,7 @@ class Recordings(Dataset):
         return len(self.channels)
 
     def __getitem__(self, index):
-        return torch.from_numpy(np.stack(self.channels[index]))
+        return torch.from_numpy(np.stack(self.channels[index]))  # also: slow-samples
 
 
 def main():

@@ -20,6 +20,7 @@ from flatout.measure.user_code import UserCode
 
 HORIZONS = {"CosineAnnealingLR": "T_max", "PolynomialLR": "total_iters"}  # by name: subclasses may differ
 MOST_NAMES = 5
+READ = ("cpu", "cuda")  # devices whose losses are looked at
 
 
 @dataclass(slots=True)
@@ -60,9 +61,11 @@ class TrainingWatch:
 
     def note_loss(self, given: Any) -> None:
         """What `backward` was called on."""
+        if not self._looks:
+            return
         import torch
 
-        if self._looks and isinstance(given, torch.Tensor) and given.numel() == 1:
+        if type(given) is torch.Tensor and given.device.type in READ and given.numel() == 1:
             self._loss = given.detach()
             self._place = self._user_code.place(sys._getframe(1))[0] or self._place
 
@@ -81,7 +84,11 @@ class TrainingWatch:
     def step_end(self, arm: str) -> None:
         self._looks = arm == "warmup"
         loss, self._loss = self._loss, None
-        if loss is not None and self._looks and ident() == self._clock.owner:
+        if loss is None or not self._looks or ident() != self._clock.owner:
+            return
+        import torch
+
+        if not (loss.is_cuda and torch.cuda.is_current_stream_capturing()):  # where nothing may wait
             self.finite.append(bool(loss.isfinite()))
 
     def block_begins(self, *, of_arm: bool) -> None:

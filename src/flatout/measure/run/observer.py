@@ -534,7 +534,8 @@ class Observer:
         num_steps = self.blocks[self.block_number].num_steps
         self.on_progress(f"{label}: {num_steps} steps, {max(0.0, self.seconds_left):.0f} s left")
         arm = self.arms.get(label)
-        self.process.training.block_begins(of_arm=arm is not None)
+        with self.tools.guard("training"):
+            self.process.training.block_begins(of_arm=arm is not None)
         self.loaders.begin_serving(arm.serves if arm is not None else None)
         self.loaders.recording = label == REAL
         self.loaders.counts_rows = label == REAL or (arm is not None and arm.serves is None)
