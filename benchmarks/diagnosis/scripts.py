@@ -35,7 +35,10 @@ from flatout.measure.evidence_file import load_evidence  # noqa: E402
 SCRIPTS = HERE / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 LAUNCHERS = {"ddp.py": TORCHRUN}
-LOADING = ("single-process-loading", "loader-bound", "slow-samples")
+LOADING = (
+    *("single-process-loading", "loader-bound", "slow-samples"),
+    *("rows-one-by-one-from-memory", "too-many-workers"),
+)
 # Where a script's causes are: the functions whose lines they are at, or the rules that see them.
 CAUSES: dict[str, dict[str, tuple[str, ...]]] = {
     "convnet.py": {

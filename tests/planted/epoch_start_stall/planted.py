@@ -30,7 +30,7 @@ def main():
     model = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 16))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     sampler = Weighted(len(rows), chosen=640)
-    loader = DataLoader(rows, batch_size=64, sampler=sampler)  # also: single-process-loading
+    loader = DataLoader(rows, batch_size=64, sampler=sampler)  # also: single-process-loading, rows-one-by-one-from-memory  # fmt: skip
     for _epoch in range(2000):
         for (batch,) in loader:  # guilty
             optimizer.zero_grad()

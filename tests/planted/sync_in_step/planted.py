@@ -23,7 +23,7 @@ for step in range(6000):
     loss = (model(inputs[chosen]) - targets[chosen]).pow(2).mean()  # also: launch-bound-step on cuda
     optimizer.zero_grad()
     loss.backward()
-    for name, parameter in model.named_parameters():
+    for name, parameter in model.named_parameters():  # also: per-parameter-python-loop
         history[name].append(parameter.grad.norm().item())  # guilty on cuda
     optimizer.step()
     if step % 200 == 0:
