@@ -18,11 +18,12 @@ from flatout.doctor.readings import phase_means, phase_shares
 from flatout.doctor.rule import Title
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure import PHASES
-from flatout.measure.evidence import Evidence, Place, Site, SiteKind, StackPath
+from flatout.measure.evidence import Evidence, OptimizerSetup, Place, Site, SiteKind, StackPath
 
 FEWEST_LOOKS, FEWEST_STEPS, NUM_RESAMPLES = 100, 3, 1000
 FEWEST_SAMPLES = 5  # looks at a block
 FEWEST_BETWEEN = 20  # looks at the time between the phases
+LEAST_OPTIMIZER_SHARE = 0.05
 # Fetching samples one by one is what a dataset is for; its cost belongs to the rules of the loader.
 _FETCHING = ("__getitem__", "__getitems__", "__iter__", "__next__")
 
@@ -97,10 +98,14 @@ def direct_lines(evidence: Evidence, kind: SiteKind) -> list[CodeLine]:
     )
 
 
-def optimizer_share(evidence: Evidence) -> float | None:
-    """The share of the step in the optimizer: on a GPU by its own clock, where that was read."""
-    device = phase_shares(evidence, device=True)
-    return (device or phase_shares(evidence)).get("optimizer") or None
+def costly_optimizers(evidence: Evidence) -> list[tuple[OptimizerSetup, float]]:
+    """The optimizers of a step, and the share they take of it, by the GPU's own clock where that was read.
+
+    None where they take little.
+    """
+    shares = phase_shares(evidence, device=True) or phase_shares(evidence)
+    share = shares.get("optimizer") or 0.0
+    return [(setup, share) for setup in evidence.optimizers] if share >= LEAST_OPTIMIZER_SHARE else []
 
 
 def optimizer_time(evidence: Evidence, share: float) -> str:

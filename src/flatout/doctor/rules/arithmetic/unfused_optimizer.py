@@ -24,9 +24,9 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import on_gpu
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import optimizer_share, optimizer_time
+from flatout.doctor.lines import costly_optimizers, optimizer_time
 from flatout.doctor.rule import title_of
-from flatout.doctor.rules.loops.looped_optimizer import CAN_FUSE, LEAST_SHARE
+from flatout.doctor.rules.loops.looped_optimizer import CAN_FUSE
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
 
@@ -36,11 +36,8 @@ TUNE = ("fused-optimizer",)
 
 
 def detect(evidence: Evidence) -> list[Finding]:
-    share = optimizer_share(evidence)
-    if not on_gpu(evidence) or share is None or share < LEAST_SHARE:
-        return []
     findings = []
-    for setup in evidence.optimizers:
+    for setup, share in costly_optimizers(evidence) if on_gpu(evidence) else ():
         if setup.way != "foreach" or setup.name not in CAN_FUSE:
             continue
         findings += RULE.proven(

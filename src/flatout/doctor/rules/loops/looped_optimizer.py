@@ -24,7 +24,7 @@ Reordered: the same formula in another order of operations, which may round diff
 from __future__ import annotations
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import optimizer_share, optimizer_time
+from flatout.doctor.lines import costly_optimizers, optimizer_time
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
@@ -34,15 +34,11 @@ ARMS = ("fused-optimizer", "foreach-optimizer")
 TUNE = ("fused-optimizer", "foreach-optimizer")
 CAN_FUSE = ("Adam", "AdamW", "SGD", "Adagrad")
 FEWEST_TENSORS = 8
-LEAST_SHARE = 0.05
 
 
 def detect(evidence: Evidence) -> list[Finding]:
-    share = optimizer_share(evidence)
-    if share is None or share < LEAST_SHARE:
-        return []
     findings = []
-    for setup in evidence.optimizers:
+    for setup, share in costly_optimizers(evidence):
         if setup.way != "for-loop" or setup.num_tensors < FEWEST_TENSORS:
             continue
         findings += RULE.proven(

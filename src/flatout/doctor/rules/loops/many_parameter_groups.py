@@ -33,7 +33,7 @@ counts groups, so that it no longer fits.
 from __future__ import annotations
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import optimizer_share, optimizer_time
+from flatout.doctor.lines import costly_optimizers, optimizer_time
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 
@@ -41,15 +41,11 @@ RULE = title_of(__doc__)
 ARMS = ("merged-groups",)
 TUNE = ("merged-groups",)
 FEWEST_SAVED = 8
-LEAST_SHARE = 0.05
 
 
 def detect(evidence: Evidence) -> list[Finding]:
-    share = optimizer_share(evidence)
-    if share is None or share < LEAST_SHARE:
-        return []
     findings = []
-    for setup in evidence.optimizers:
+    for setup, share in costly_optimizers(evidence):
         if setup.way is None or setup.num_groups - setup.num_distinct < FEWEST_SAVED:
             continue
         findings += RULE.proven(

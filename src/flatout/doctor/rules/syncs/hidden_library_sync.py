@@ -29,12 +29,11 @@ Exact: the same numbers, without the check.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import on_gpu, share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import lines_of, show_calls, show_ops
+from flatout.doctor.lines import show_calls, show_ops
 from flatout.doctor.rule import title_of
-from flatout.doctor.rules.waits.sync_in_step import LEAST_GAP_SHARE, LEAST_LINE_SHARE, waits_for_the_gpu
-from flatout.ground.units import show_seconds, show_share
+from flatout.doctor.rules.waits.sync_in_step import gaps_after_waits, waiting_lines, waits_for_the_gpu
+from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
@@ -42,21 +41,12 @@ EXPLAINS = ("FO202",)
 
 
 def detect(evidence: Evidence) -> list[Finding]:
-    kernels = evidence.kernels
-    if not on_gpu(evidence) or kernels is None:
-        return []
-    gap_share = share_of(kernels.sync_gap_s, kernels.step_s)
-    if gap_share is None or gap_share < LEAST_GAP_SHARE:
-        return []
     waiting = [site for site in evidence.sites if waits_for_the_gpu(site)]
-    waits = max(sum(site.calls_per_step for site in waiting), kernels.num_syncs or 0.0)
-    findings = []
     own = {site.place for site in waiting if site.via is None}
-    profiled = show_seconds(kernels.step_s)
-    for line in lines_of([site for site in waiting if site.via is not None and site.place not in own]):
-        share = gap_share * line.calls_per_step / waits
-        if line.calls_per_step < 1 or share < LEAST_LINE_SHARE:
-            continue
+    findings = []
+    for line, share in waiting_lines(
+        evidence, lambda site: site.via is not None and site.place not in own, least_calls=1
+    ):
         vias = sorted({site.via for site in waiting if site.via and site.place == line.place})
         findings.append(
             RULE.finding(
@@ -65,7 +55,7 @@ def detect(evidence: Evidence) -> list[Finding]:
                 f"({show_ops(line)}); the GPU then idles for {show_share(share)} of the step",
                 figures=(
                     *(f"it waits at {via}" for via in vias[:3]),
-                    f"gaps after a wait: {show_seconds(kernels.sync_gap_s)} of a profiled step of {profiled}",
+                    gaps_after_waits(evidence),
                 ),
                 share=share,
                 ceiling=None,

@@ -28,13 +28,11 @@ Reordered: the same rows, summed in another order.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import on_gpu, share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import lines_of, show_calls, show_ops
+from flatout.doctor.lines import show_calls, show_ops
 from flatout.doctor.rule import title_of
-from flatout.doctor.rules.waits.sync_in_step import LEAST_GAP_SHARE, LEAST_LINE_SHARE, waits_for_the_gpu
-from flatout.ground.units import show_seconds
-from flatout.measure.evidence import Evidence
+from flatout.doctor.rules.waits.sync_in_step import gaps_after_waits, waiting_lines
+from flatout.measure.evidence import Evidence, Site
 
 RULE = title_of(__doc__)
 ARMS = ("knock-out",)
@@ -44,31 +42,21 @@ LEAST_CALLS = 4
 
 
 def detect(evidence: Evidence) -> list[Finding]:
-    kernels = evidence.kernels
-    if not on_gpu(evidence) or kernels is None:
-        return []
-    gap_share = share_of(kernels.sync_gap_s, kernels.step_s)
-    if gap_share is None or gap_share < LEAST_GAP_SHARE:
-        return []
-    waiting = [site for site in evidence.sites if waits_for_the_gpu(site)]
-    waits = max(sum(site.calls_per_step for site in waiting), kernels.num_syncs or 0.0)
     findings = []
-    for line in lines_of([site for site in waiting if site.via is None and site.op in MASKS]):
-        share = gap_share * line.calls_per_step / waits
-        if line.calls_per_step < LEAST_CALLS or share < LEAST_LINE_SHARE:
-            continue
-        profiled = show_seconds(kernels.step_s)
+    for line, share in waiting_lines(evidence, _is_masked, least_calls=LEAST_CALLS):
         findings += RULE.proven(
             evidence,
             line.place,
             f"rows are picked by a mask {show_calls(line.calls_per_step)} times per step here "
             f"({show_ops(line)}), and each waits for the GPU",
             arms=ARMS,
-            figures=(
-                f"gaps after a wait: {show_seconds(kernels.sync_gap_s)} of a profiled step of {profiled}",
-            ),
+            figures=(gaps_after_waits(evidence),),
             share=share,
             fix="keep the shape and mask the result, or sort once and split by counts that are read once",
             safety="reordered",
         )
     return findings
+
+
+def _is_masked(site: Site) -> bool:
+    return site.via is None and site.op in MASKS

@@ -34,12 +34,14 @@ Exact: the same numbers, read later.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 from flatout.doctor.ceilings import on_gpu, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import CodeLine, lines_of, show_calls, show_ops
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
-from flatout.measure.evidence import Evidence, Kernels, Site
+from flatout.measure.evidence import Evidence, Site
 
 RULE = title_of(__doc__)
 ARMS = ("reads-free",)
@@ -52,23 +54,37 @@ NOT_THE_USERS = ("torch/optim/", "torch/amp/", "torch/cuda/amp/")
 
 
 def detect(evidence: Evidence) -> list[Finding]:
+    findings = []
+    for line, share in waiting_lines(evidence, lambda site: True, least_calls=LEAST_CALLS):
+        findings += _finding(evidence, line, share=share)
+    return findings
+
+
+def waiting_lines(
+    evidence: Evidence, chosen: Callable[[Site], bool], *, least_calls: float
+) -> Iterator[tuple[CodeLine, float]]:
+    """Chosen lines that wait for the GPU so often in a step, and its idle share after these waits."""
     kernels = evidence.kernels
     if not on_gpu(evidence) or kernels is None:
-        return []
+        return
     gap_share = share_of(kernels.sync_gap_s, kernels.step_s)
     if gap_share is None or gap_share < LEAST_GAP_SHARE:
-        return []
-    lines = lines_of([site for site in evidence.sites if waits_for_the_gpu(site)])
+        return
+    waiting = [site for site in evidence.sites if waits_for_the_gpu(site)]
     # Waits that no line of the user's makes (copies, the optimizer) keep their part of the gap.
-    waits = max(sum(line.calls_per_step for line in lines), kernels.num_syncs or 0.0)
-    findings = []
-    for line in lines:
-        if line.calls_per_step < LEAST_CALLS:
-            continue
-        share = gap_share * line.calls_per_step / waits
-        if share >= LEAST_LINE_SHARE:
-            findings += _finding(evidence, kernels, line, share=share)
-    return findings
+    waits = max(sum(site.calls_per_step for site in waiting), kernels.num_syncs or 0.0)
+    for line in lines_of([site for site in waiting if chosen(site)]):
+        if line.calls_per_step >= least_calls:
+            share = gap_share * line.calls_per_step / waits
+            if share >= LEAST_LINE_SHARE:
+                yield line, share
+
+
+def gaps_after_waits(evidence: Evidence) -> str:
+    """How long the GPU idles after waits, in words."""
+    assert evidence.kernels is not None
+    gaps, profiled = (show_seconds(each) for each in (evidence.kernels.sync_gap_s, evidence.kernels.step_s))
+    return f"gaps after a wait: {gaps} of a profiled step of {profiled}"
 
 
 def waits_for_the_gpu(site: Site) -> bool:
@@ -78,8 +94,7 @@ def waits_for_the_gpu(site: Site) -> bool:
     return not any(part in via for part in NOT_THE_USERS)
 
 
-def _finding(evidence: Evidence, kernels: Kernels, line: CodeLine, *, share: float) -> list[Finding]:
-    profiled = show_seconds(kernels.step_s)
+def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Finding]:
     waits = show_calls(line.calls_per_step)
     return RULE.proven(
         evidence,
@@ -88,7 +103,7 @@ def _finding(evidence: Evidence, kernels: Kernels, line: CodeLine, *, share: flo
         f"the GPU then idles for {show_share(share)} of the step",
         figures=(
             f"{show_ops(line)}: {waits} per step on a CUDA tensor",
-            f"gaps after a wait: {show_seconds(kernels.sync_gap_s)} of a profiled step of {profiled}",
+            gaps_after_waits(evidence),
         ),
         arms=ARMS,
         share=share,
