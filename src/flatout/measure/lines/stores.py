@@ -54,7 +54,7 @@ def find_store(
     return max(stores, key=lambda store: (*store.likelihood, -store.line), default=None)
 
 
-@functools.lru_cache(maxsize=512)
+@functools.cache  # without a limit: every search asks for all files of the user's modules, in one order
 def stores_of(path: str) -> tuple[Store, ...]:
     """Every store of a source file; none when it cannot be read or parsed."""
     try:

@@ -116,3 +116,13 @@ def test_what_cannot_be_read_or_parsed_has_no_stores(tmp_path: Path) -> None:
     broken.write_text("def (")
     assert stores_of(str(broken)) == stores_of(str(tmp_path / "absent.py")) == ()
     assert find_store(str(broken), "kept") is None
+
+
+def test_a_second_search_through_a_large_code_base_parses_nothing_again(tmp_path: Path) -> None:
+    paths = [str(tmp_path / f"module{number}.py") for number in range(600)]
+    for path in paths:
+        stores_of(path)
+    before = stores_of.cache_info().misses
+    for path in paths:
+        stores_of(path)
+    assert stores_of.cache_info().misses == before
