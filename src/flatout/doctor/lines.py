@@ -127,6 +127,12 @@ def looks_share(evidence: Evidence, place: Place) -> float | None:
     return min(sum(parts), MOST) or None
 
 
+def block_share(evidence: Evidence, place: Place) -> float | None:
+    """The share of the step that goes with the block around a line; None where nothing was left out there."""
+    found = arm_at(evidence, KNOCKED_OUT, place)
+    return None if found is None or found.speedup <= 1 else min(1 - 1 / found.speedup, MOST)
+
+
 def training_call(evidence: Evidence) -> Place | None:
     """The line of the longest outermost model call of the training step."""
     calls = [call for call in evidence.module_calls if call.training and call.has_parameters]

@@ -32,7 +32,7 @@ Reordered: the same products, summed in another order.
 from __future__ import annotations
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import looks_share, show_calls
+from flatout.doctor.lines import block_share, looks_share, show_calls
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
@@ -49,7 +49,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     for calls in evidence.inner_calls:
         if evidence.stacks is None or not evidence.stacks.loops.get(str(calls.place)):
             continue
-        share = looks_share(evidence, calls.place)
+        share = looks_share(evidence, calls.place) or block_share(evidence, calls.place)
         if (
             not calls.rows_differ
             or calls.num_modules < FEWEST_EXPERTS

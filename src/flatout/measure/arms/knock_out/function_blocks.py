@@ -107,7 +107,10 @@ def propose(context: ArmContext) -> Iterable[Arm]:
         for function in user_functions(context)
     ]
     outermost = {call.place.function for call in context.module_calls}
+    again = set(recomputed(context))
     for share, function in found:
+        if (function.file, function.name) in again:
+            continue
         is_model = function.code.co_name == "forward" or function.name in outermost
         if share < LEAST_SHARE and not (is_model and context.device == "cuda"):
             continue
@@ -118,6 +121,15 @@ def propose(context: ArmContext) -> Iterable[Arm]:
         yield arm
         if arm.refusal is not None:
             yield from propose_blocks(context, shares, function, block)
+
+
+def recomputed(context: ArmContext) -> Iterator[tuple[str, str | None]]:
+    """Functions below a checkpoint: the backward pass calls them again, and expects what they gave before."""
+    checkpoints = {site.place for site in context.sites if site.op == "checkpoint"}
+    for path in context.stacks.paths if context.stacks is not None else ():
+        depth = next((depth for depth, place in enumerate(path.places) if place in checkpoints), None)
+        if depth is not None:
+            yield from ((place.file, place.function) for place in path.places[depth + 1 :])
 
 
 def propose_blocks(

@@ -15,11 +15,11 @@ import torch
 
 from flatout.measure.arms.knock_out import function_blocks
 from flatout.measure.arms.knock_out.blocks import find_function, inner_blocks, whole_block
-from flatout.measure.arms.knock_out.function_blocks import FunctionBlock, UserFunction
+from flatout.measure.arms.knock_out.function_blocks import FunctionBlock, UserFunction, recomputed
 from flatout.measure.arms.knock_out.knock_out import Shares
 from flatout.measure.arms.knock_out.rewrite import parse_file
 from flatout.measure.clock import Clock
-from flatout.measure.evidence import Counterfactual, Evidence
+from flatout.measure.evidence import Counterfactual, Evidence, Place, Site, StackPath, Stacks
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.observer import Observer, ObserverOptions
 
@@ -146,3 +146,22 @@ def test_a_block_behind_the_end_of_the_step_runs_on_after_the_last_of_them(tmp_p
     assert names["ran"] == [3] * 6
     assert arm.refusal is None
     assert train_step.__code__ is code
+
+
+def test_what_a_checkpoint_computes_again_is_left_alone() -> None:
+    here, inner = (
+        Place(file="m.py", line=3, function="Model.forward"),
+        Place(file="m.py", line=9, function="f"),
+    )
+    context: Any = SimpleNamespace(
+        sites=(Site(kind="call", op="checkpoint", place=here, via=None, calls_per_step=2.0),),
+        stacks=Stacks(
+            num_steps=1,
+            samples_by_phase={},
+            paths=(
+                StackPath(phase="forward", places=(here, inner), samples=9),
+                StackPath(phase="rest", places=(Place(file="m.py", line=20, function="log"),), samples=9),
+            ),
+        ),
+    )
+    assert set(recomputed(context)) == {("m.py", "f")}
