@@ -155,6 +155,7 @@ class FetchLine:
     place: Place | None  # None: no line of the user's was there
     in_collate: bool
     samples: int
+    library: str | None = None  # the package that it calls: "PIL", "transformers"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

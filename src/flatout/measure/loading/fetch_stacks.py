@@ -16,6 +16,7 @@ from flatout.measure.evidence import FetchLine, Place, Stacks
 from flatout.measure.lines.stacks import INTERVAL_S, SWITCH_INTERVAL_S
 from flatout.measure.user_code import UserCode
 
+Found = Counter[tuple[Place | None, bool, str | None]]  # a line, whether it collates, the library it calls
 ENOUGH_LOOKS = 400
 MOST_BATCHES = 60
 MOST_LINES = 20
@@ -27,7 +28,7 @@ class FetchStacks:
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
         self._owner = threading.get_ident()
-        self._found: Counter[tuple[Place | None, bool]] = Counter()
+        self._found: Found = Counter()
         self._num_looks = self._num_batches = 0
         self._ended = threading.Event()
         self._busy = threading.Event()
@@ -67,21 +68,23 @@ class FetchStacks:
                 self._look(frame, found)
             del frame  # it would keep the variables of a function alive that has ended
 
-    def _look(self, frame: FrameType, found: Counter[tuple[Place | None, bool]]) -> None:
+    def _look(self, frame: FrameType, found: Found) -> None:
         at: FrameType | None = frame
+        library: str | None = None
         while at is not None and at.f_code is not self._border and not self._user_code.is_user(at.f_code):
+            library = self._user_code.package(at.f_code) if self._user_code.is_library(at.f_code) else library
             at = at.f_back
         inside = at is not None and at.f_code is not self._border
         place = self._user_code.place_in(at.f_code, line=at.f_lineno) if at is not None and inside else None
-        found[place, self.in_collate] += 1
+        found[place, self.in_collate, library if inside else None] += 1
         self._num_looks += 1
 
 
-def lines_of(found: Counter[tuple[Place | None, bool]]) -> tuple[FetchLine, ...]:
+def lines_of(found: Found) -> tuple[FetchLine, ...]:
     """Lines with the looks that found them, most first; None is what no line of the user's holds."""
     return tuple(
-        FetchLine(place=place, in_collate=in_collate, samples=samples)
-        for (place, in_collate), samples in found.most_common(MOST_LINES)
+        FetchLine(place=place, in_collate=in_collate, samples=samples, library=library)
+        for (place, in_collate, library), samples in found.most_common(MOST_LINES)
     )
 
 
@@ -91,12 +94,13 @@ def fetch_lines(stacks: Stacks, *, collate: Place | None) -> tuple[FetchLine, ..
     Functions that are on the stack in other phases too are the training loop's, which asks for a batch.
     """
     loop = {_function(place) for path in stacks.paths if path.phase != "wait" for place in path.places}
-    found: Counter[tuple[Place | None, bool]] = Counter()
+    found: Found = Counter()
     for path in stacks.paths:
         if path.phase == "wait":
             inside = [place for place in path.places if _function(place) not in loop]
             in_collate = collate is not None and _function(collate) in map(_function, inside)
-            found[inside[-1] if inside else None, in_collate] += path.samples
+            own = (inside[-1], in_collate, path.library) if inside else (None, in_collate, None)
+            found[own] += path.samples
     return lines_of(found)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from flatout.measure.batches import KeptBatch
 from flatout.measure.evidence import Call, EpochStart, FetchLine, Loader, Place, Worker
-from flatout.measure.loading.fetch_stacks import lines_of
+from flatout.measure.loading.fetch_stacks import Found, lines_of
 from flatout.measure.loading.lengths import summarise
 from flatout.measure.loading.workers import BatchTimes
 from flatout.measure.statistics import spread
@@ -32,7 +32,7 @@ class LoaderRecord:
     epochs: list[EpochStart] = field(default_factory=list)
     lengths: list[list[int]] = field(default_factory=list)
     calls: tuple[Call, ...] = ()
-    lines: Counter[tuple[Place | None, bool]] = field(default_factory=Counter)
+    lines: Found = field(default_factory=Counter)
     kept: deque[KeptBatch] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
     kept_bytes: int | None = None  # of the first kept batch
     copies: bool = False  # the script changes its batches in place
@@ -48,7 +48,7 @@ class LoaderRecord:
 
     def note_lines(self, lines: tuple[FetchLine, ...]) -> None:
         for line in lines:
-            self.lines[line.place, line.in_collate] += line.samples
+            self.lines[line.place, line.in_collate, line.library] += line.samples
 
     @property
     def num_looks(self) -> int:

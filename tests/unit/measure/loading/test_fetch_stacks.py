@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import functools
 import sys
 import time
@@ -47,6 +48,21 @@ def test_a_process_names_the_lines_in_which_it_makes_batches() -> None:
     assert sys.getswitchinterval() == before_s
 
 
+def test_the_library_that_a_line_calls_is_known() -> None:
+    stacks = FetchStacks(UserCode(str(HERE.parent)))
+    text, until = "a = 1\n" * 300, time.perf_counter() + 30.0
+
+    def parse() -> None:
+        while not any(key[2] for key in list(stacks._found)) and time.perf_counter() < until:
+            ast.parse(text)  # at: parsed
+
+    found = make_batch(stacks, parse)
+    stacks.stop()
+    (called,) = [each for each in found if each.library is not None]
+    assert called.library == "ast" and called.place is not None
+    assert called.place.line == line_of(HERE, "parsed")
+
+
 def test_a_few_batches_are_enough() -> None:
     stacks = FetchStacks(UserCode(str(HERE.parent)))
     stacks._num_batches = fetch_stacks.MOST_BATCHES - 1
@@ -57,23 +73,23 @@ def test_a_few_batches_are_enough() -> None:
 
 
 def test_lines_come_with_their_looks_most_first() -> None:
-    found = Counter({(READ, False): 3, (None, True): 7})
+    found = Counter({(READ, False, "PIL"): 3, (None, True, None): 7})
     assert lines_of(found) == (
         FetchLine(place=None, in_collate=True, samples=7),
-        FetchLine(place=READ, in_collate=False, samples=3),
+        FetchLine(place=READ, in_collate=False, samples=3, library="PIL"),
     )
 
 
 def test_a_training_thread_that_makes_its_batches_is_told_by_its_stacks() -> None:
     paths = (
         StackPath(phase="forward", places=(LOOP, MODEL), samples=50),
-        StackPath(phase="wait", places=(LOOP, READ), samples=30),
+        StackPath(phase="wait", places=(LOOP, READ), samples=30, library="PIL"),
         StackPath(phase="wait", places=(LOOP, PAD), samples=20),
         StackPath(phase="wait", places=(LOOP,), samples=5),
     )
     stacks = Stacks(num_steps=4, samples_by_phase={"wait": 55, "forward": 50}, paths=paths)
     assert fetch_lines(stacks, collate=PAD) == (
-        FetchLine(place=READ, in_collate=False, samples=30),
+        FetchLine(place=READ, in_collate=False, samples=30, library="PIL"),
         FetchLine(place=PAD, in_collate=True, samples=20),
         FetchLine(place=None, in_collate=False, samples=5),
     )

@@ -1,12 +1,12 @@
 """FO106 slow-samples
 
 What it does
-Finds the line of a dataset or collate function that holds a batch's time, while the step waits.
-A sample that is decoded, tokenised or joined in Python is the usual case.
+Finds the line of a dataset or collate function that holds a batch's time, while the step waits. A sample
+that is decoded, tokenised or joined in Python is the usual case.
 
 Why it costs
-The device has nothing to do until the batch is there. Workers share the work but do not make it less: on
-as many cores as there are, only cheaper samples help.
+The device has nothing to do until the batch is there. Workers share the work but do not make it less: on as
+many cores as there are, only cheaper samples help.
 
 Evidence
 The stack of the process that makes batches was looked at up to a thousand times a second: one function holds
@@ -20,7 +20,12 @@ Do it once, in one operation, or in a compiled library:
 ```python
 counts = np.bincount(document, minlength=num_words)   # instead of a loop over words
 tokens = np.load("tokens.npy", mmap_mode="r")         # made once, before training
+image = Image.open(path)
+image.draft("RGB", (256, 256))                        # decode a JPEG at about that size, not at its own
 ```
+
+Where the line calls a tokenizer, or a library that decodes images, the finding says what to do about that. A
+smaller decode gives other pixels: it changes what is trained on.
 
 Fix safety
 Exact where the same numbers come out: what a sample is stays yours.
@@ -44,6 +49,8 @@ TUNE = ("loader-workers", "prefetch-factor", "worker-threads")
 LEAST_SHARE = 1 - 1 / 1.3  # of the step
 FEWEST_SAMPLES = 20
 LOADER_BOUND = "FO105"
+TOKENIZERS = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "nltk", "spacy")
+DECODERS = ("PIL", "imageio", "skimage", "cv2")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +61,7 @@ class HotFunction:
     samples: int
     line_samples: int
     all_samples: int
+    library: str | None  # that this line calls, in most looks
 
 
 def detect(evidence: Evidence) -> list[Finding]:
@@ -87,7 +95,18 @@ def _hot_function(loader: Loader) -> HotFunction | None:
     place, line_samples = next(
         (place, num) for place, num in by_line.most_common() if (place.file, place.function) == function
     )
-    return HotFunction(place=place, samples=samples, line_samples=line_samples, all_samples=all_samples)
+    called = Counter[str | None]()
+    for line in loader.lines:
+        if line.place == place:
+            called[line.library] += line.samples
+    library = called.most_common(1)[0][0]
+    return HotFunction(
+        place=place,
+        samples=samples,
+        line_samples=line_samples,
+        all_samples=all_samples,
+        library=library,
+    )
 
 
 def explains_samples(finding: Finding, other: Finding) -> bool:
@@ -114,6 +133,16 @@ def _whole_function(evidence: Evidence, place: Place) -> Place:
     return min(own, key=lambda block: block.line, default=place)
 
 
+def _fix(library: str | None) -> str:
+    """What makes such samples cheaper, by the library that they are made with."""
+    root = (library or "").partition("/")[0]
+    if root in TOKENIZERS:
+        return "tokenise once before training (dataset.map, tokens in a file), or a whole batch at once"
+    if root in DECODERS or library == "torchvision/io":
+        return "decode at the size that is needed (Image.draft), or keep the images at that size"
+    return "do this once before training, in one operation instead of a loop, or in a compiled library"
+
+
 def _finding(evidence: Evidence, loader: Loader, hot: HotFunction, *, share: float) -> list[Finding]:
     name = f"{hot.place.function}()" if hot.place.function else "the code around this line"
     where = f"{loader.num_workers} workers" if loader.num_workers else "the training process"
@@ -134,6 +163,6 @@ def _finding(evidence: Evidence, loader: Loader, hot: HotFunction, *, share: flo
         share=share,
         observed_share=share,
         proved_at=_whole_function(evidence, hot.place),
-        fix="do this once before training, in one operation instead of a loop, or in a compiled library",
+        fix=_fix(hot.library),
         safety="exact",
     )

@@ -37,6 +37,21 @@ def test_the_function_that_holds_most_is_named_at_its_heaviest_line(made):
     assert "55 of 100 looks" in finding.evidence[0]
 
 
+@pytest.mark.parametrize(
+    ("library", "words"),
+    [
+        ("transformers", "tokenise once"),
+        ("PIL", "decode at the size"),
+        ("numpy", "do this once"),
+        (None, "do this"),
+    ],
+)
+def test_the_fix_follows_from_the_library_that_the_line_calls(made, library, words):
+    lines = (line(made, 20, 10), dataclasses.replace(line(made, 20, 80), library=library))
+    (finding,) = detect(fetching(made, *lines))
+    assert finding.fix.startswith(words)
+
+
 def test_the_whole_function_is_what_is_left_out(made):
     """Its share is the function's, so the ceiling is not that of one of its lines."""
     function = made.place(18, function="Samples.__getitem__")
