@@ -573,12 +573,10 @@ def tune(
     With `patch` changes of the source are tried, too; no file is written.  Finished trials stand in a journal
     until all is done; `resume` goes on with it.  With a `cluster` they run on its nodes.
     """
+    wish: dict[str, Any] = {"module": module, "allow_lossy": allow_lossy, "only": list(only), "patch": patch}
     job: dict[str, Any] = {
         "command": list(command),
-        "module": module,
-        "allow_lossy": allow_lossy,
-        "only": list(only),
-        "patch": patch,
+        **wish,
         "source": hashlib.sha256(source_of(evidence, command).encode()).hexdigest(),
         "started_at": evidence.job.started_at,
         "versions": [evidence.job.python, evidence.job.torch, evidence.job.flatout],
@@ -588,17 +586,7 @@ def tune(
     journal = Journal(journal_path(tuple(command)), job=job, resume=resume, evidence=evidence_path)
     if resume:
         on_progress(f"{journal.num_known} trials are known" if journal.num_known else "nothing to resume")
-    tuner = Tuner(
-        evidence,
-        command,
-        module=module,
-        allow_lossy=allow_lossy,
-        only=only,
-        patch=patch,
-        on_progress=on_progress,
-        journal=journal,
-        cluster=cluster,
-    )
+    tuner = Tuner(evidence, command, **wish, on_progress=on_progress, journal=journal, cluster=cluster)
     with Interrupts():  # a polite kill leaves no more behind than Ctrl-C
         done = tuner.run()
     journal.close()

@@ -17,14 +17,13 @@ import errno
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatout.doctor.rule import rule_by_code
 from flatout.ground.errors import BadInput, FlatoutError, import_extra
-from flatout.monitor.fleet.nodes import Fleet
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.sinks.prometheus import CONTENT_TYPE, exposition
 from flatout.monitor.web import connections
@@ -125,21 +124,22 @@ def static_files() -> dict[str, bytes]:
 
 
 class PageServer:
-    """The page of a sampler, of run folders, or of both, while the `with` block runs."""
+    """The page of a sampler, of run folders, or of both, while the `with` block runs.
+
+    What it shows is given as to a `Feed`.
+    """
 
     def __init__(
         self,
         *,
         sampler: Sampler | None = None,
-        folders: Sequence[Path] = (),
-        root: Path | None = None,
-        fleet: Fleet | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         token: bool = False,
+        **shown: Any,
     ) -> None:
         self.token = new_token() if token or not is_loopback(host) else None
-        self.feed = Feed(sampler=sampler, folders=folders, root=root, fleet=fleet)
+        self.feed = Feed(sampler=sampler, **shown)
         uvicorn = import_extra("uvicorn", extra="web")
         self._host = host
         self._server = uvicorn.Server(
@@ -239,24 +239,13 @@ class PageServer:
             connection.transport.abort()
 
 
-def serve(
-    *,
-    sampler: Sampler | None = None,
-    folders: Sequence[Path] = (),
-    root: Path | None = None,
-    fleet: Fleet | None = None,
-    host: str = "127.0.0.1",
-    port: int = 0,
-    token: bool = False,
-    on_ready: Callable[[str], None] | None = None,
-) -> None:
+def serve(*, on_ready: Callable[[str], None] | None = None, **options: Any) -> None:
     """Serve the page until Ctrl-C, which is raised; `on_ready` is given its address.
 
-    `sampler` has been started.  Beyond loopback the address holds a token in any case.
+    `options` are those of a `PageServer`; a sampler has been started.  Beyond loopback the address holds a
+    token in any case.
     """
-    shown: dict[str, Any] = {"sampler": sampler, "folders": folders, "root": root, "fleet": fleet}
-    page = PageServer(**shown, host=host, port=port, token=token)
-    with page:
+    with PageServer(**options) as page:
         if on_ready is not None:
             on_ready(page.url)
         page.wait()
