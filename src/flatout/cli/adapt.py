@@ -49,6 +49,7 @@ def about() -> None:
       flatout adapt predict runs/five "What a wonderful film."
       flatout adapt export runs/five --to peft/
       torchrun --nproc_per_node 2 -m flatout adapt train five.yaml --set phase1.accumulate=2
+      srun flatout adapt train five.yaml --out /shared/five --set phase1.accumulate=8
     """
 
 

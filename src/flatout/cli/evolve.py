@@ -67,6 +67,7 @@ def evolve(
       flatout evolve --out runs/sums --resume --epochs 300
       flatout evolve runs/sums.yaml --verify
       torchrun --nproc_per_node 8 --max-restarts 3 -m flatout evolve runs/sums.yaml
+      srun flatout evolve runs/sums.yaml --out /shared/sums
 
     Exit codes: 0 trained, 1 a check of --verify does not hold, 2 flatout could not do its work,
     130 interrupted; the last checkpoint is kept.

@@ -13,7 +13,7 @@ def test_without_a_launcher_a_process_is_the_first_of_one() -> None:
 
 
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "1"}
-STORE = {"MASTER_ADDR": "one", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+STORE = {"MASTER_ADDR": "one", "MASTER_PORT": "29500"}
 SLURM = {
     "SLURM_PROCID": "5",
     "SLURM_NTASKS": "9",
@@ -32,7 +32,7 @@ def test_torchruns_variables_are_read() -> None:
     )
     assert not found.is_first
     joined = read_launch({**TORCHRUN, **STORE, "TORCHELASTIC_RUN_ID": "sums"})
-    assert (joined.job, joined.meets_at, joined.has_store) == ("sums", ("one", 29500), True)
+    assert (joined.job, joined.meets_at) == ("sums", ("one", 29500))
     assert read_launch({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"}).job is None
 
 

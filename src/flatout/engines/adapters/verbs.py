@@ -32,7 +32,7 @@ from flatout.engines.adapters.training.phase import PhaseRun
 from flatout.engines.adapters.training.phase1_adapters import train_adapters
 from flatout.engines.adapters.training.phase2_router import train_router
 from flatout.engines.adapters.training.phase3_joint import train_jointly
-from flatout.engines.run.folder import OnProgress, Outcome, choose_folder, ignore, recorded
+from flatout.engines.run.folder import OnProgress, Outcome, choose_folder, find_begun, ignore, recorded
 from flatout.engines.run.log import RunLog, log_path, read_log
 from flatout.engines.run.meeting import Meeting
 from flatout.engines.run.ranks import Ranks, choose_device
@@ -82,6 +82,7 @@ def train(
     out, resume = meeting.begin(
         # Heads alone go into the run's folder.
         lambda again: choose_folder(settings.out, kind=VERB, name=name, resume=again or heads_only),
+        begun=lambda: None if heads_only else find_begun(settings.out, kind=VERB),
         resume=resume,
     )
     with Ranks.join(settings.device, meeting=meeting) as ranks:

@@ -17,6 +17,7 @@ from flatout.ground import runs
 from flatout.ground.errors import BadInput
 from flatout.ground.torchrun import Launch, read_launch
 
+FINISHED = "finished"  # how a run ends that nothing went wrong with
 MARK = ".meeting-"  # how the files begin by which nodes find out that they share a folder
 OnProgress = Callable[[str], None]  # told in words what a run is doing
 
@@ -29,10 +30,7 @@ class Outcome:
 
 
 def choose_folder(out: str | Path | None, *, kind: str, name: str, resume: bool = False) -> Path:
-    """The folder of a run of the verb `kind`: the one given, the latest one to resume, or a free name.
-
-    Ranks of one launcher choose the same free name only through the first (`Meeting.begin`).
-    """
+    """The folder of a run of the verb `kind`: the one given, the latest one to resume, or a free name."""
     if out is not None:
         return Path(out)
     launch = read_launch()
@@ -47,6 +45,18 @@ def choose_folder(out: str | Path | None, *, kind: str, name: str, resume: bool 
     run = _this_run(kind, name)
     folders = (runs.runs_folder() / runs.folder_name(run, number) for number in itertools.count(1))
     return next(folder for folder in folders if not folder.exists())
+
+
+def find_begun(out: str | Path | None, *, kind: str) -> Path | None:
+    """The run that this very job, by its launcher's name for it, has begun and not finished.
+
+    torchrun starts the ranks again without a word when a node joins.
+    """
+    job = read_launch().job
+    if job is None:
+        return None
+    known = runs.list_runs(kind=kind) if out is None else _read_at(Path(out))
+    return next((path for path, run in known if run.launcher == job and run.end != FINISHED), None)
 
 
 def check_empty(folder: Path, *, besides: Collection[str] = ()) -> None:
@@ -77,3 +87,7 @@ def _this_run(kind: str, name: str) -> runs.Run:
 def _may_resume(run: runs.Run, launch: Launch) -> bool:
     """Whether this process may go on with a run; one that torchrun started again, only with its own."""
     return not launch.restarts or run.launcher == runs.launcher_of(launch)
+
+
+def _read_at(folder: Path) -> tuple[tuple[Path, runs.Run], ...]:
+    return ((folder, runs.read_run(folder)),) if (folder / runs.RUN_FILE).is_file() else ()

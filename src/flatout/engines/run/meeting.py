@@ -14,7 +14,7 @@ two lives on two disks.
 from __future__ import annotations
 
 import contextlib
-import itertools
+import json
 import socket
 import time
 import uuid
@@ -37,18 +37,14 @@ POLL_S = 0.02
 SEEN_WITHIN_S = (
     60.0  # until a file that one node wrote is there on another: NFS keeps what it knew for as long
 )
-OUT = "out"
-_NUMBERS = itertools.count()  # of the meetings of this process: a script may make several runs
 
 
 class Meeting:
     """The ranks of one attempt of a job; alone, every method is free."""
 
-    def __init__(self, launch: Launch, *, store: Store | None = None, number: int = 0) -> None:
+    def __init__(self, launch: Launch, *, store: Store | None = None) -> None:
         self.launch = launch
-        # Of all attempts: what is kept there tells one that was started again.
-        self._job = None if store is None else PrefixStore(f"flatout/run-{number}", store)
-        self._store: Store | None = None  # of this one
+        self._store: Store | None = None  # of this attempt alone
         self._round = 0
         if store is not None:
             with lost_ranks():
@@ -61,7 +57,7 @@ class Meeting:
         launch = read_launch()
         if launch.is_launched:
             end_with_parent()  # a rank whose agent was killed must not go on beside the one that replaces it
-        if launch.meets_at is None or (launch.num_ranks == 1 and not launch.has_store):
+        if launch.meets_at is None or launch.num_ranks == 1:
             return cls(launch)
         host, port = launch.meets_at
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -70,7 +66,7 @@ class Meeting:
             found: Store = next(iter(rendezvous(url, timeout=PATIENCE)))[0]
         while isinstance(found, PrefixStore):  # of one attempt, as its agent counts
             found = found.underlying_store
-        return cls(launch, store=found, number=next(_NUMBERS))
+        return cls(launch, store=found)
 
     @property
     def first(self) -> bool:
@@ -109,27 +105,23 @@ class Meeting:
                 f"ranks differ in {what}: {', '.join(found)}", hint="give all machines the same files"
             )
 
-    def begin(self, choose: Callable[[bool], Path], *, resume: bool) -> tuple[Path, bool]:
-        """Return (the run's folder on every rank, whether it is resumed).
+    def begin(
+        self, choose: Callable[[bool], Path], *, begun: Callable[[], Path | None], resume: bool
+    ) -> tuple[Path, bool]:
+        """Return (the run's folder, whether it is resumed) on every rank, as the first one decides.
 
-        `choose` is asked on the first rank, with whether to resume.  A job that was started again resumes,
-        whether it was asked to or not; so does one that a node joins late.
+        A job that was started again resumes, whether it was asked to or not: the run that it has `begun`, or
+        else the one that `choose` names, which is told whether to resume.
         """
-        kept = self._kept_folder()
-        again = kept is not None or self.launch.restarts > 0
-        resume = resume or "again" in self.gather("again" if again else "")
-        out = self.share(lambda: str(kept or choose(resume)))
-        self.check_shared(Path(out))
-        if self.first and self._job is not None:
-            self._job.set(OUT, out)
-        return Path(out), resume
+        again = "again" in self.gather("again" if self.launch.restarts else "")
 
-    def _kept_folder(self) -> str | None:
-        """Where an attempt before this one runs."""
-        if self._job is None:
-            return None
-        with lost_ranks():
-            return self._job.get(OUT).decode() if self._job.check([OUT]) else None
+        def decide() -> str:
+            own = begun()
+            return json.dumps([str(own or choose(resume or again)), resume or again or own is not None])
+
+        out, resumes = json.loads(self.share(decide))
+        self.check_shared(Path(out))
+        return Path(out), resumes
 
     def check_shared(self, folder: Path) -> None:
         """BadInput on every rank unless all of them see the folder of the first."""

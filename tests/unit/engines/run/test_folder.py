@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from flatout.engines.run.folder import Outcome, check_empty, choose_folder, ignore, recorded
+from flatout.engines.run.folder import Outcome, check_empty, choose_folder, find_begun, ignore, recorded
 from flatout.ground import runs
 from flatout.ground.errors import BadInput
 
@@ -48,6 +49,25 @@ def test_a_job_that_torchrun_starts_again_resumes_its_own_run(monkeypatch: pytes
     with recorded(own, kind="evolve", name="sums"):
         pass
     assert choose_folder(None, kind="evolve", name="sums", resume=True) == own
+
+
+@pytest.mark.parametrize("out", [None, "named"])
+def test_a_job_finds_the_run_that_it_has_begun(out: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "sums"}.items():
+        monkeypatch.setenv(name, value)
+    assert find_begun(out, kind="evolve") is None
+    folder = choose_folder(out, kind="evolve", name="sums")
+    with contextlib.suppress(KeyboardInterrupt), recorded(folder, kind="evolve", name="sums"):
+        assert find_begun(out, kind="evolve") == folder
+        raise KeyboardInterrupt
+    assert find_begun(out, kind="evolve") == folder
+    for other in ("others", "none"):
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", other)
+        assert find_begun(out, kind="evolve") is None
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "sums")
+    with recorded(folder, kind="evolve", name="sums"):
+        pass
+    assert find_begun(out, kind="evolve") is None  # it is finished
 
 
 def test_a_folder_with_files_of_others_is_refused(tmp_path: Path) -> None:

@@ -36,18 +36,21 @@ def on_each(work: Callable[[Meeting], Any], store: Store, *launches: Launch) -> 
         return list(pool.map(run, launches))
 
 
-def chosen(folder: Path, asked: list[bool]) -> Callable[[Meeting], tuple[Path, bool]]:
+def chosen(
+    folder: Path, asked: list[bool], *, begun: Path | None = None
+) -> Callable[[Meeting], tuple[Path, bool]]:
     def choose(resume: bool) -> Path:
         asked.append(resume)
         return folder
 
-    return lambda meeting: meeting.begin(choose, resume=False)
+    return lambda meeting: meeting.begin(choose, begun=lambda: begun, resume=False)
 
 
 def test_alone_nobody_is_waited_for(tmp_path: Path) -> None:
     alone = Meeting(Launch())
     assert alone.first and alone.gather("x") == ["x"]
-    assert alone.begin(lambda resume: tmp_path / "run", resume=True) == (tmp_path / "run", True)
+    out = tmp_path / "run"
+    assert alone.begin(lambda resume: out, begun=lambda: None, resume=True) == (out, True)
     alone.agree("anything", 1)
     assert not (tmp_path / "run").exists()
 
@@ -62,17 +65,18 @@ def test_texts_of_all_ranks_come_in_their_order() -> None:
     assert found == 3 * [[[f"{turn} of {rank}" for rank in range(3)] for turn in range(4)]]
 
 
-def test_the_first_chooses_and_a_later_attempt_finds_the_same_folder(tmp_path: Path) -> None:
+def test_the_first_chooses_for_all_and_one_that_was_started_again_resumes_for_all(tmp_path: Path) -> None:
     store, asked, out = HashStore(), list[bool](), tmp_path / "run"
     assert on_each(chosen(out, asked), store, launch(0), launch(1)) == 2 * [(out, False)]
     assert asked == [False]
     check_empty(out)
-    # A node joins: nobody counts a restart, and the run goes on.
-    again = on_each(chosen(tmp_path / "other", asked), store, launch(0, 3), launch(1, 3), launch(2, 3))
-    assert again == 3 * [(out, True)] and asked == [False]
-    # The store went with its agent: the one that was started again says so for all.
-    fresh = on_each(chosen(out, asked), HashStore(), launch(0), launch(1, restarts=1))
-    assert fresh == 2 * [(out, True)] and asked == [False, True]
+    again = on_each(chosen(out, asked), store, launch(0), launch(1, restarts=1))
+    assert again == 2 * [(out, True)] and asked == [False, True]
+    # A node joins: nobody counts a restart, and the run that the job has begun goes on.
+    joined = on_each(
+        chosen(tmp_path / "other", asked, begun=out), store, *(launch(rank, 3) for rank in range(3))
+    )
+    assert joined == 3 * [(out, True)] and asked == [False, True]
 
 
 def test_a_rank_of_an_attempt_before_is_not_waited_for() -> None:

@@ -45,7 +45,15 @@ from flatout.engines.evolution.training.records import (
 )
 from flatout.engines.run.checkpoints import Checkpoint, thread_note
 from flatout.engines.run.fingerprint import check_model, weights_fingerprint
-from flatout.engines.run.folder import OnProgress, Outcome, check_empty, choose_folder, ignore, recorded
+from flatout.engines.run.folder import (
+    OnProgress,
+    Outcome,
+    check_empty,
+    choose_folder,
+    find_begun,
+    ignore,
+    recorded,
+)
 from flatout.engines.run.log import RunLog, has_log, is_left
 from flatout.engines.run.meeting import Meeting
 from flatout.engines.run.models import capability_of, choose_dtype
@@ -91,7 +99,9 @@ def evolve(
     name = Path(str(given.get("task") or "task")).stem
     meeting = Meeting.join()
     out, resume = meeting.begin(
-        lambda again: choose_folder(given.get("out"), kind=VERB, name=name, resume=again), resume=resume
+        lambda again: choose_folder(given.get("out"), kind=VERB, name=name, resume=again),
+        begun=lambda: find_begun(given.get("out"), kind=VERB),
+        resume=resume,
     )
     settings, found = open_run(given, out, resume=resume, first=meeting.first)
     meeting.agree("the epoch to go on from", 0 if found is None else found.state.epoch)
