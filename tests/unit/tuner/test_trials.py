@@ -72,7 +72,7 @@ def test_a_trial_repeats_under_an_exact_treatment(trials: Trials) -> None:
 def test_a_trial_that_fails_costs_that_trial(trials: Trials, mode: str, words: str) -> None:
     trials.command = ("train.py", mode)
     if mode == "hangs":
-        trials.plan = replace(PLAN, limit_s=8.0)
+        trials.plan = replace(PLAN, limit_s=2.0)
     result = trials.run([])
     assert isinstance(result, TrialResult) and words in str(verdict.failure(result))
 

@@ -21,8 +21,8 @@ def line_of(part: str) -> int:
 
 
 def spend(seconds: float) -> None:
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
+    until = time.thread_time() + seconds  # of computing, however many jobs share the processor
+    while time.thread_time() < until:
         sum(range(50))  # here the time goes
 
 
