@@ -583,7 +583,15 @@ def hostile_findings() -> tuple[Finding, ...]:
 
 
 _KINDS: tuple[SiteKind, ...] = ("create", "row", "cell", "sync")
-_COUNTERFACTUALS = ("cached", "half", "tf32", "channels-last", "no-checkpointing", "uncompiled")
+_COUNTERFACTUALS = (
+    "cached",
+    "half",
+    "tf32",
+    "channels-last",
+    "no-checkpointing",
+    "uncompiled",
+    "fused-attention",
+)
 _HERE = Place(file="train.py", line=7, function="train")
 _BATCH = Spread(num=8, mean_s=0.05, median_s=0.05, p95_s=0.05, max_s=0.05)
 _LOADER = Loader(
@@ -610,7 +618,10 @@ _LOG = Place(file="train.py", line=12, function="report")
 _TRIP = Place(file="train.py", line=30, function="train")
 _AVERAGE = Place(file="train.py", line=21, function="average")
 _CALLS: tuple[tuple[SiteKind, str, Place, str | None], ...] = (
-    *(("call", op, _HERE, None) for op in ("detect_anomaly", "empty_cache", "synchronize", "checkpoint")),
+    *(
+        ("call", op, _HERE, None)
+        for op in ("detect_anomaly", "empty_cache", "synchronize", "checkpoint", "attention")
+    ),
     ("weights", "copy_", _HERE, "torch/nn/modules/module.py:1"),
     ("sync", "nonzero", _HERE, None),
     ("sync", "item", _HERE, None),

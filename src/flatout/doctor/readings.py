@@ -68,6 +68,7 @@ ARMS = {
     "no-checkpointing": ("with activations kept", "computing activations again"),
     "no-grad": ("without gradients of the call at {place}", "recording gradients that nobody uses"),
     "uncompiled": ("as it was written, not compiled", "what torch.compile made of it"),
+    "fused-attention": ("with attention in one call", "attention that is written out"),
     "channels-last": ("with channels last", "the layout of convolutions"),
     "same": ("with nothing changed", "chance"),
 }

@@ -5,7 +5,7 @@ from torch import nn
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(9)
-WIDTH, EXPERTS, CAPACITY = 32, 32, 24
+WIDTH, EXPERTS, CAPACITY = 16, 16, 24
 
 
 class Mixture(nn.Module):
@@ -32,7 +32,7 @@ model = Mixture().to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
 for step in range(20000):
-    x = data[torch.randint(0, len(data), (256,), device=device)]
+    x = data[torch.randint(0, len(data), (128,), device=device)]
     loss = nn.functional.mse_loss(model(x), x)  # also: launch-bound-step on cuda
     optimizer.zero_grad()
     loss.backward()

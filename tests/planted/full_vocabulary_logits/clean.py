@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(1)
-WORDS, WIDTH = 20000, 8
+WORDS, WIDTH = 16384, 8
 tokens = torch.randint(0, WORDS, (256, 65), device=device)
 
 
@@ -25,11 +25,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
 
 def loss_of(hidden, labels):
-    return nn.functional.cross_entropy(model.head(hidden), labels, reduction="sum") / 128
+    return nn.functional.cross_entropy(model.head(hidden), labels, reduction="sum") / 64
 
 
 for step in range(20000):
-    batch = tokens[torch.randint(0, len(tokens), (2,), device=device)]
+    batch = tokens[torch.randint(0, len(tokens), (1,), device=device)]
     hidden = model(batch[:, :-1]).flatten(0, 1)
     pieces = zip(hidden.split(32), batch[:, 1:].flatten().split(32), strict=True)
     loss = torch.zeros((), device=device)

@@ -5,7 +5,7 @@ from torch import nn
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(1)
-WORDS, WIDTH = 20000, 8
+WORDS, WIDTH = 16384, 8
 tokens = torch.randint(0, WORDS, (256, 65), device=device)
 
 
@@ -23,7 +23,7 @@ model = Model().to(device)
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
 for step in range(20000):
-    batch = tokens[torch.randint(0, len(tokens), (2,), device=device)]
+    batch = tokens[torch.randint(0, len(tokens), (1,), device=device)]
     logits = model(batch[:, :-1])  # also: no-mixed-precision on cuda
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten())
     optimizer.zero_grad()

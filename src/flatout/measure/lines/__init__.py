@@ -2,6 +2,7 @@
 
 array_lists      tensors that are made from lists of NumPy arrays
 call_sites       tensor creations, row accesses, waits for the GPU, copies, recurrent cells
+attention_calls  attention that is written out
 counted_calls    checkpoints, cache and wait calls, modules inside the model
 module_calls     outermost model calls: how many a step makes, with how many rows each
 stacks           the lines the training thread is found in, by looking at its stack

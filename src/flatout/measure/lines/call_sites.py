@@ -29,6 +29,7 @@ from flatout.measure import PHASES
 from flatout.measure.clock import REST, Clock, now
 from flatout.measure.evidence import OperatorCalls, Place, Site, SiteKind
 from flatout.measure.lines.array_lists import OF_ARRAYS, of_arrays
+from flatout.measure.lines.attention_calls import NAMES, AttentionCalls, Where
 from flatout.measure.user_code import UserCode
 
 CREATE = {
@@ -105,6 +106,7 @@ class CallSites(TorchFunctionMode):
         # tensors made from constants in this step, by identity, each with the creation it goes back to
         self._derived: dict[int, tuple[torch.Tensor, SiteCounts, Place, int]] = {}
         self.failure: Exception | None = None  # of ours; from then on nothing is noted
+        self._attention = AttentionCalls(user_code, self._count_call)
         self._sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
     def __torch_function__(
@@ -132,6 +134,8 @@ class CallSites(TorchFunctionMode):
             self.note_call("detect_anomaly", sys._getframe(2), "cpu", 0.0)
         site = self._site(kind, name, args, kwargs, result) if kind is not None else None
         if not self.attributing:
+            if name in NAMES:
+                self._attention.see(name, args, result, sys._getframe(2))
             if name not in NO_WORK:
                 self.callers[self._caller(sys._getframe(2))] += 1
             if site is not None:
@@ -156,12 +160,16 @@ class CallSites(TorchFunctionMode):
     def note_call(self, op: str, frame: FrameType, device: str, spent_s: float) -> None:
         """A call that no mode sees; a setting counts at the line that names it."""
         place, via = self.user_code.place(frame)
-        if place is None:
-            return
         if op == "detect_anomaly":
             place = self.user_code.named(("detect_anomaly", "set_detect_anomaly")) or place
         # checkpoints are called through torch's own file
-        key: Key = ("call", op, place, None if op == "checkpoint" else via, device)
+        self._count_call(op, (place, None if op == "checkpoint" else via), device, spent_s)
+
+    def _count_call(self, op: str, where: Where, device: str, spent_s: float = 0.0) -> None:
+        place, via = where
+        if place is None:
+            return
+        key: Key = ("call", op, place, via, device)
         counts = self.sites.setdefault(key, SiteCounts())
         if self.attributing:
             region = REST if self._clock is None else self._clock.stack[-1]

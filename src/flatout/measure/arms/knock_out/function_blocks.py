@@ -124,10 +124,11 @@ def propose(context: ArmContext) -> Iterable[Arm]:
 
 
 def recomputed(context: ArmContext) -> Iterator[tuple[str, str | None]]:
-    """Functions below a checkpoint: the backward pass calls them again, and expects what they gave before."""
+    """Functions that the backward pass calls again, below a checkpoint: it expects what they gave before."""
     checkpoints = {site.place for site in context.sites if site.op == "checkpoint"}
     for path in context.stacks.paths if context.stacks is not None else ():
         depth = next((depth for depth, place in enumerate(path.places) if place in checkpoints), None)
+        depth = 0 if path.phase == "backward" else depth
         if depth is not None:
             yield from ((place.file, place.function) for place in path.places[depth + 1 :])
 

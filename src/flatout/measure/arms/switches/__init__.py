@@ -5,5 +5,6 @@ ignored_calls    anomaly detection off; `empty_cache` and `synchronize` that do 
 checkpointing    activations kept, not computed again
 uncompiled       what torch.compile compiled, as it was written
 no_grad          a model call of which nobody wants the gradients
-convolutions     algorithms chosen by trying them, channels last
+convolutions     weights with their channels last
+attention        attention that is written out, in one fused call
 """

@@ -160,6 +160,7 @@ def test_what_a_checkpoint_computes_again_is_left_alone() -> None:
             samples_by_phase={},
             paths=(
                 StackPath(phase="forward", places=(here, inner), samples=9),
+                StackPath(phase="backward", places=(Place(file="m.py", line=30), inner), samples=9),
                 StackPath(phase="rest", places=(Place(file="m.py", line=20, function="log"),), samples=9),
             ),
         ),

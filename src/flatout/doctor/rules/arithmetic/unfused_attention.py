@@ -1,0 +1,57 @@
+"""FO404 unfused-attention
+
+What it does
+Finds attention that is written out as two products and a softmax, where one fused call is faster.
+
+Why it costs
+The scores of all queries and keys are written to memory, read, scaled and written again, masked and written
+again, and once more for the softmax: length times length numbers for every head, each time. A fused kernel
+computes them in pieces that never leave the chip. For short sequences, and in steps that wait for launches
+or for the loader, it gains nothing, so that it is only named where it was measured.
+
+Evidence
+A product, a softmax of it, and a product of that with values, followed tensor by tensor through scaling,
+masks and dropout. The ceiling is measured: steps in which `scaled_dot_product_attention` computes all of
+it, with its own kernel for causal masks.
+
+Fix
+```python
+out = F.scaled_dot_product_attention(q, k, v, is_causal=True)    # q, k, v: batch x heads x length x width
+```
+
+In transformers: `from_pretrained(..., attn_implementation="sdpa")`.
+
+Fix safety
+Reordered: the same sum, in pieces.
+"""
+
+from __future__ import annotations
+
+from flatout.doctor.ceilings import arm_at
+from flatout.doctor.finding import Finding
+from flatout.doctor.lines import lines_of, show_calls
+from flatout.doctor.rule import title_of
+from flatout.measure.evidence import Evidence
+
+RULE = title_of(__doc__)
+ARMS = ("fused-attention",)
+
+
+def detect(evidence: Evidence) -> list[Finding]:
+    calls = [site for site in evidence.sites if site.kind == "call" and site.op == "attention"]
+    if arm_at(evidence, ARMS[0], None) is None:
+        return []
+    findings = []
+    for line in lines_of(calls)[:1]:  # the arm is of all of them together
+        number = show_calls(sum(site.calls_per_step for site in calls))
+        findings += RULE.proven(
+            evidence,
+            line.place,
+            f"attention is written out {number} times per step, as two products and a softmax",
+            arms=ARMS,
+            figures=(f"{show_calls(line.calls_per_step)} times per step at this line",),
+            share=None,
+            fix="F.scaled_dot_product_attention(q, k, v, is_causal=...)",
+            safety="reordered",
+        )
+    return [finding for finding in findings if finding.ceiling is not None]

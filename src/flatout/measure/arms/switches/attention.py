@@ -1,0 +1,209 @@
+"""Steps in which attention that is written out runs as one fused call.
+
+The first product, of queries and keys, is not computed but kept in mind; scaling, a mask, softmax and
+dropout are noted, and the product with the values becomes one call of `scaled_dot_product_attention`.
+Whatever else is done with the scores computes them after all, and such a step does not count.  Whether a
+mask is that of causal attention, which has a kernel of its own, is looked up in the block's first step,
+which is never timed.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
+from flatout.measure.clock import Clock, ident
+from flatout.measure.evidence import Place
+from flatout.measure.lines.attention_calls import ATTENTION, PRODUCT
+from flatout.measure.patches import Patches
+from flatout.measure.phases import has_compiled
+from flatout.measure.user_code import UserCode
+
+SUSPICION = 0.25
+LOWEST = -1e4  # what masks are filled with: less is nothing after a softmax
+
+
+class FusedAttention(Arm):
+    """Products at some lines put off until the attention around them is known."""
+
+    kind = label = "fused-attention"
+    suspicion = SUSPICION
+
+    def __init__(
+        self, user_code: UserCode, clock: Clock, products: Iterable[Place], *, place: Place | None
+    ) -> None:
+        self.place = place
+        self._user_code, self._clock, self._products = user_code, clock, frozenset(products)
+        self._patches = Patches()
+        self._learning = True
+        self._number = self._num_fused = 0  # of attentions in this step
+        self._is_causal: dict[int, bool] = {}
+
+    def begin(self) -> None:
+        import torch
+
+        self._learning, self._number, self._is_causal = True, 0, {}
+        for owner, name in (
+            (torch, "matmul"),
+            (torch, "bmm"),
+            (torch.Tensor, "matmul"),
+            (torch.Tensor, "bmm"),
+        ):
+            self._patches.replace(owner, name, self._product(getattr(owner, name)))
+        self._patches.replace(torch.Tensor, "__matmul__", self._product(torch.Tensor.__matmul__))
+
+    def step_end(self) -> None:
+        if self._learning and not self._num_fused:
+            self.refusal = "the products of the script's attention could not be put off"
+        self._learning, self._number, self._num_fused = False, 0, 0
+
+    def end(self) -> None:
+        self._patches.undo()
+
+    release = end
+
+    def _product(self, multiply: Callable[..., Any]) -> Callable[..., Any]:
+        def product(left: Any, right: Any, *args: Any, **kwargs: Any) -> Any:
+            if isinstance(left, Scores):
+                return left @ right
+            if args or kwargs or self.refusal is not None or ident() != self._clock.owner or left.dim() < 3:
+                return multiply(left, right, *args, **kwargs)
+            if self._user_code.place(sys._getframe(1))[0] not in self._products:
+                return multiply(left, right)
+            return Scores(self, left, right, lambda: multiply(left, right))
+
+        return product
+
+    def attend(self, scores: Scores, values: Any) -> Any:
+        """The whole attention in one call."""
+        from torch.nn.functional import scaled_dot_product_attention
+
+        number, self._number = self._number, self._number + 1
+        if self._learning:
+            self._is_causal[number] = scores.is_causal()
+        self._num_fused += 1
+        causal = self._is_causal.get(number, False)
+        query, key = scores.query, scores.key.transpose(-2, -1)
+        flat = query.dim() == 3
+        if flat:  # the fused kernels want heads
+            query, key, values = (each.unsqueeze(1) for each in (query, key, values))
+        result = scaled_dot_product_attention(
+            query,
+            key,
+            values,
+            attn_mask=None if causal else scores.mask,
+            dropout_p=scores.dropout,
+            is_causal=causal,
+            scale=scores.scale,
+        )
+        return result.squeeze(1) if flat else result
+
+
+class Scores:
+    """The product of queries and keys, not computed yet, or the softmax of it."""
+
+    def __init__(self, arm: FusedAttention, query: Any, key: Any, compute: Callable[[], Any]) -> None:
+        self.arm, self.query, self.key = arm, query, key
+        self.scale, self.dropout, self.is_weights = 1.0, 0.0, False
+        self.mask: Any = None
+        self._compute = compute  # the plain way to what this stands for
+
+    def plain(self) -> Any:
+        """The tensor itself, for what cannot be put off; the step does not count."""
+        self.arm.fell_back = True
+        return self._compute()
+
+    def is_causal(self) -> bool:
+        import torch
+
+        mask = self.mask
+        if mask is None or mask.dtype is not torch.bool or mask.shape[-1] != mask.shape[-2]:
+            return False
+        lower = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
+        return mask.numel() == lower.numel() and torch.equal(mask.reshape(lower.shape), lower)
+
+    def _then(self, change: Callable[[Any], Any], **fields: Any) -> Scores:
+        before = self._compute
+        after = Scores(self.arm, self.query, self.key, lambda: change(before()))
+        for name in ("scale", "dropout", "mask", "is_weights"):
+            setattr(after, name, fields.get(name, getattr(self, name)))
+        return after
+
+    def _scaled(self, factor: Any, change: Callable[[Any], Any]) -> Any:
+        can = isinstance(factor, (int, float)) and self.mask is None and not self.is_weights
+        return self._then(change, scale=self.scale * factor) if can else change(self.plain())
+
+    def __mul__(self, factor: Any) -> Any:
+        return self._scaled(factor, lambda tensor: tensor * factor)
+
+    __rmul__ = mul = __mul__
+
+    def __truediv__(self, divisor: Any) -> Any:
+        factor = 1 / divisor if isinstance(divisor, (int, float)) else divisor
+        return self._scaled(factor, lambda tensor: tensor / divisor)
+
+    div = __truediv__
+
+    def __add__(self, mask: Any) -> Any:
+        import torch
+
+        if isinstance(mask, torch.Tensor) and mask.is_floating_point() and self.mask is None:
+            return self._then(lambda tensor: tensor + mask, mask=mask)
+        return self.plain() + mask
+
+    __radd__ = add = __add__
+
+    def masked_fill(self, mask: Any, value: Any) -> Any:
+        can = (
+            isinstance(value, (int, float)) and value <= LOWEST and self.mask is None and not self.is_weights
+        )
+        if not can:
+            return self.plain().masked_fill(mask, value)
+        return self._then(lambda tensor: tensor.masked_fill(mask, value), mask=mask.logical_not())
+
+    def softmax(self, dim: int | None = None, *_args: Any, dtype: Any = None, **_kwargs: Any) -> Any:
+        if dim not in (-1, self.query.dim() - 1) or dtype not in (None, self.query.dtype) or self.is_weights:
+            return self.plain().softmax(dim, dtype=dtype)
+        return self._then(lambda tensor: tensor.softmax(-1), is_weights=True)
+
+    def dropped(self, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        import torch
+
+        if self.is_weights and not self.dropout:
+            return self._then(
+                lambda tensor: torch.nn.functional.dropout(tensor, p, training),
+                dropout=p if training else 0.0,
+            )
+        return torch.nn.functional.dropout(self.plain(), p, training)
+
+    def __matmul__(self, values: Any) -> Any:
+        return self.arm.attend(self, values) if self.is_weights else self.plain() @ values
+
+    matmul = bmm = __matmul__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.plain(), name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = getattr(function, "__name__", ""), kwargs or {}
+        known = {"softmax": "softmax", "dropout": "dropped", "masked_fill": "masked_fill"}
+        if name in known and isinstance(args[0], cls):
+            kwargs.pop("_stacklevel", None)
+            return getattr(args[0], known[name])(*args[1:], **kwargs)
+        plain = [each.plain() if isinstance(each, cls) else each for each in args]
+        return function(*plain, **kwargs)
+
+
+def propose(context: ArmContext) -> Iterable[Arm]:
+    """Where a step writes attention out in lines of the user's."""
+    calls = [site for site in context.sites if site.kind == "call" and site.via is None]
+    found = [site for site in calls if site.op == ATTENTION]
+    products = [site.place for site in calls if site.op == PRODUCT]
+    if found and products:
+        place = max(found, key=lambda site: site.calls_per_step).place
+        arm = FusedAttention(context.user_code, context.clock, products, place=place)
+        arm.refusal = COMPILED if has_compiled() else None
+        yield arm

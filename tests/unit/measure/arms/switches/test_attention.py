@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from flatout.measure.arms.switches.attention import FusedAttention, propose
+from flatout.measure.clock import Clock
+from flatout.measure.evidence import Place, Site
+from flatout.measure.user_code import UserCode
+
+Attention = Callable[[Any, Any, Any], Any]
+LENGTH = 16
+LOWER = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+BIAS = torch.zeros(LENGTH, LENGTH).masked_fill(~LOWER, -1e9)
+
+
+def by_operators(q: Any, k: Any, v: Any) -> Any:
+    scores = (q @ k.transpose(-2, -1)) / math.sqrt(q.shape[-1])
+    scores = scores.masked_fill(~LOWER, float("-inf"))
+    return functional.dropout(functional.softmax(scores, dim=-1), 0.0) @ v
+
+
+def by_functions(q: Any, k: Any, v: Any) -> Any:
+    scores = torch.matmul(q, k.transpose(-2, -1)) * q.shape[-1] ** -0.5
+    weights = torch.nn.Dropout(0.0)(torch.nn.Softmax(-1)(scores))
+    return torch.matmul(weights, v)
+
+
+def by_a_bias(q: Any, k: Any, v: Any) -> Any:
+    return torch.bmm((torch.bmm(q, k.transpose(1, 2)) + BIAS).softmax(-1), v)
+
+
+def watched(attention: Attention) -> FusedAttention:
+    """An arm about every line of this file."""
+    code = attention.__code__
+    products = [
+        Place(file=Path(__file__).name, line=line, function=attention.__name__)
+        for line in range(code.co_firstlineno, code.co_firstlineno + 9)
+    ]
+    return FusedAttention(UserCode(str(Path(__file__).parent)), Clock(), products, place=None)
+
+
+@pytest.mark.parametrize(
+    ("attention", "shape"), [(by_operators, (2, 3)), (by_functions, (2, 3)), (by_a_bias, (6,))]
+)
+def test_one_call_computes_the_same_with_the_same_gradients(
+    monkeypatch: pytest.MonkeyPatch, attention: Attention, shape: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(*shape, LENGTH, 8, requires_grad=True) for _ in range(3)]
+    calls: list[bool] = []
+    fused = functional.scaled_dot_product_attention
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(kwargs["is_causal"])
+        return fused(*args, **kwargs)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", counted)
+    plain = attention(*inputs)
+    wanted = torch.autograd.grad(plain.square().sum(), inputs)
+    arm = watched(attention)
+    arm.begin()
+    for _ in range(2):
+        result = attention(*inputs)
+        arm.step_end()
+    arm.end()
+    assert calls == [attention is by_operators] * 2
+    assert not arm.fell_back and arm.refusal is None
+    assert torch.allclose(result, plain, atol=1e-5)
+    for mine, theirs in zip(torch.autograd.grad(result.square().sum(), inputs), wanted, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-4)
+    assert torch.equal(attention(*inputs), plain) and len(calls) == 2
+
+
+def looked_at(q: Any, k: Any, v: Any) -> Any:
+    scores = q @ k.transpose(-2, -1)
+    return scores.softmax(-1) @ v, scores.amax(), scores.shape
+
+
+def test_scores_that_are_looked_at_are_computed_and_the_step_does_not_count() -> None:
+    q = torch.randn(2, LENGTH, 8)
+    plain = looked_at(q, q, q)
+    arm = watched(looked_at)
+    arm.begin()
+    result = looked_at(q, q, q)
+    assert arm.fell_back
+    arm.end()
+    assert torch.allclose(result[0], plain[0], atol=1e-5)
+    assert torch.equal(result[1], plain[1]) and result[2] == plain[2]
+
+
+def test_other_products_stay_as_they_are_and_none_put_off_refuses() -> None:
+    arm = watched(by_operators)
+    arm.begin()
+    assert isinstance(torch.ones(2, 3, 3) @ torch.ones(2, 3, 3), torch.Tensor)
+    arm.step_end()
+    arm.end()
+    assert arm.refusal == "the products of the script's attention could not be put off"
+
+
+def test_it_is_proposed_for_attention_of_the_users_own(context: Any) -> None:
+    place = Place(file="model.py", line=3)
+    sites = [
+        Site(kind="call", op=op, place=place, via=None, calls_per_step=6.0)
+        for op in ("attention", "attention product")
+    ]
+    (arm,) = propose(context(sites=tuple(sites)))
+    assert (arm.kind, arm.place) == ("fused-attention", place)
+    assert not list(propose(context(sites=(sites[1],))))
