@@ -16,7 +16,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from itertools import groupby
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -205,9 +204,7 @@ class PackedEncoder:
     def __enter__(self) -> PackedEncoder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _open(self) -> None:

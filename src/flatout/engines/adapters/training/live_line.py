@@ -7,8 +7,6 @@ What the driver does not report is n/a: a question that failed is not an idle GP
 
 from __future__ import annotations
 
-from types import TracebackType
-
 import psutil
 
 from flatout.ground.units import UNKNOWN, show_share
@@ -30,9 +28,7 @@ class LiveLine:
     def __enter__(self) -> LiveLine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._reader is not None:
             self._reader.close()
 

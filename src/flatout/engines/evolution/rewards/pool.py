@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from multiprocessing import connection
 from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
-from types import TracebackType
 from typing import Any
 
 from flatout.engines.evolution.rewards.kinds import Reward, RewardOfRows, Row, is_cheap
@@ -176,9 +175,7 @@ class RewardPool:
     def __enter__(self) -> RewardPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
