@@ -39,6 +39,7 @@ def run_search(folder: Path, *, workers: int) -> dict[str, Any]:
     """Seconds from the first row to the last of the search, and those of each worker."""
     folder.mkdir()
     search = Search(folder, workers=workers, trials=TRIALS)
+    (folder / "go").touch()
     search.start()
     seen: dict[str, list[tuple[float, int]]] = {}
     while search.process.poll() is None and "testing the winner" not in search.log.read_text():

@@ -37,7 +37,16 @@ from tests.support.steering import tiny_search, write_tiny  # noqa: E402
 from tests.support.two_nodes import ENVIRONMENT, TwoNodes  # noqa: E402
 
 STALL_S, DOWN_S, LIMIT_S = 30.0, 5.0, 900.0
-JUDGE = "import time\n\ndef judge(question, text):\n    time.sleep(0.03)\n    return float(len(text))\n"
+JUDGE = """
+import os, pathlib, time
+go = pathlib.Path(__file__).parent / "go"
+
+def judge(question, text):
+    while "FLATOUT_STEER_SUPERVISED" not in os.environ and not go.exists():
+        time.sleep(0.02)  # the first worker waits for the others to have something to lose
+    time.sleep(0.03)
+    return float(len(text))
+"""
 SCRIPT = """
 import time, torch
 from torch.utils.data import DataLoader, Dataset
@@ -98,7 +107,7 @@ class Search(Command):
     """A search of so many trials by two or three workers."""
 
     def __init__(
-        self, folder: Path, *, trials: int = 80, environment: dict[str, str] | None = None, **changes: Any
+        self, folder: Path, *, trials: int = 60, environment: dict[str, str] | None = None, **changes: Any
     ) -> None:
         self.out = folder / "run"
         (folder / "slow.py").write_text(JUDGE)
@@ -124,6 +133,8 @@ def measure_search(
     search: Search, fault: Callable[[Search], object], *, restart: bool = False
 ) -> dict[str, Any]:
     search.start()
+    search.wait_until(lambda: search.num_busy() >= 1)
+    (search.folder / "go").touch()
     search.wait_until(lambda: search.num_busy() >= 2)
     before = search.rows()
     fault(search)
