@@ -57,7 +57,7 @@ for step in range(100):
 """
 
 TRIALS = """
-import json, sys
+import json
 from pathlib import Path
 from flatout.hardware.ray_cluster import RayCluster
 from flatout.tuner.treatment import Dose
@@ -68,7 +68,7 @@ from flatout.tuner.trials import TrialPlan, pair_of
 first, second = [], [Dose(name="garbage-every", value=50)]
 plan = TrialPlan(warmup=2, blocks=2, block_steps=2, limit_s=120.0)
 journal = Journal(Path("journal.jsonl"), job={})
-with RayCluster(sys.argv[1]) as cluster:
+with RayCluster("auto") as cluster:
     with ClusterTrials(cluster, ["train.py"], module=False, plan=plan, journal=journal) as trials:
         trials.expect("ahead", [pair_of(first, second), ((tuple(second), {}),)])
         found = [*trials.run_pair(first, second), trials.run(second)]
@@ -94,7 +94,7 @@ def start(nodes: TwoNodes, folder: Path, *arguments: str | Path) -> subprocess.P
     return subprocess.Popen(
         [str(warm().bin / "python"), "-c", *map(str, arguments)],
         cwd=folder,
-        env={**nodes.environment, "HF_HUB_OFFLINE": "1"},
+        env={**nodes.environment, "HF_HUB_OFFLINE": "1", "RAY_ADDRESS": nodes.address},  # as Ray tells a job
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -136,7 +136,7 @@ def test_a_killed_node_costs_a_search_no_row_and_its_worker_goes_on_elsewhere(
 
 def test_a_pair_is_one_task_and_what_a_lost_node_ran_runs_again(nodes: TwoNodes, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
-    driver = start(nodes, tmp_path, TRIALS, nodes.address)
+    driver = start(nodes, tmp_path, TRIALS)
     until(lambda: driver.poll() is not None or len([*tmp_path.glob("waits-*")]) == 2)  # two nodes at once
     assert driver.poll() is None, driver.communicate()
     nodes.remove()
