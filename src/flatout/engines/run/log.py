@@ -113,7 +113,7 @@ def is_written(folder: Path) -> bool | None:
     return None if free is None else not free
 
 
-def is_left(folder: Path, *, within_s: float = 2.0) -> bool:
+def is_left(folder: Path, *, within_s: float = 10.0) -> bool:
     """Whether nobody writes the log of a folder; one that was killed may take a moment to end."""
     deadline_s = time.monotonic() + within_s
     while (lives := is_written(folder)) and time.monotonic() < deadline_s:

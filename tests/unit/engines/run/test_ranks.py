@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from flatout.engines.run.meeting import Meeting
 from flatout.engines.run.ranks import Ranks, choose_device, fold
 from flatout.ground.errors import BadInput
+from flatout.ground.torchrun import Launch
 from tests.support.warm_python import warm
 
 
@@ -31,6 +33,20 @@ def test_alone_everything_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_two_take_every_other_number() -> None:
     two = [Ranks(device=torch.device("cpu"), rank=rank, num_ranks=2) for rank in (0, 1)]
     assert [list(ranks.own(range(4, 8))) for ranks in two] == [[4, 6], [5, 7]]
+
+
+def test_the_first_of_the_second_node_keeps_what_the_first_cannot() -> None:
+    cpu = torch.device("cpu")
+
+    def deputies(num_ranks: int, num_local_ranks: int | None) -> list[int]:
+        meeting = Meeting(Launch(num_local_ranks=num_local_ranks))
+        ranks = [
+            Ranks(device=cpu, rank=rank, num_ranks=num_ranks, meeting=meeting) for rank in range(num_ranks)
+        ]
+        return [each.rank for each in ranks if each.is_deputy]
+
+    assert deputies(8, 4) == [4]
+    assert deputies(2, 2) == deputies(3, None) == deputies(2, 1) == [1]
 
 
 def test_devices_are_checked() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from flatout.engines.adapters.training.phase import LossWindow, PhaseRun, check_share
 from flatout.engines.run.ranks import Ranks
-from flatout.ground.errors import BadInput, Interrupted
+from flatout.ground.errors import BadInput, ChildDied, Interrupted
 from tests.support.adapters import opened, phase_run, save_tiny
 
 
@@ -66,6 +66,21 @@ def test_a_request_to_stop_keeps_the_step_it_finds(assembly: Any) -> None:
     assert caught.value.hint == "go on with --resume"
     found = run.checkpoints.latest()
     assert found is not None and (found.state.step, found.state.finished) == (2, False)
+
+
+@pytest.mark.parametrize(
+    ("first", "is_deputy", "keeps"), [(True, False, True), (False, True, True), (False, False, False)]
+)
+def test_a_lost_process_leaves_the_step_before(
+    first: bool, is_deputy: bool, keeps: bool, assembly: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = phase_run(assembly, "phase1", steps=7)
+    advance(run)
+    monkeypatch.setattr(assembly, "ranks", SimpleNamespace(first=first, is_deputy=is_deputy))
+    with pytest.raises(ChildDied, match="gone"), run.stepping():
+        raise ChildDied("gone")
+    found = run.checkpoints.latest()
+    assert (found is not None) == keeps and (found is None or found.state.step == 1)
 
 
 def test_what_cannot_be_shared_evenly_is_said_with_what_can() -> None:
