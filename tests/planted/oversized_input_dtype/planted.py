@@ -3,31 +3,29 @@
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-
-class Rows(TensorDataset):
-    def __getitems__(self, indices):
-        return self[indices]
+from torch.utils.data import DataLoader
 
 
 def main():
     torch.manual_seed(16)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    number, width = (65536, 4096) if device == "cuda" else (8192, 128)
-    rows = Rows(torch.from_numpy(np.random.default_rng(16).standard_normal((number, width))))
-    loader = DataLoader(
-        rows, batch_size=1024, shuffle=True, pin_memory=device == "cuda", collate_fn=lambda batch: batch
-    )
+    width = 4096 if device == "cuda" else 256
+    numbers = np.random.default_rng(16)
+    batches = [torch.from_numpy(numbers.standard_normal((1024, width))) for _ in range(16)]
+    if device == "cuda":
+        batches = [batch.pin_memory() for batch in batches]
+    loader = DataLoader(batches, batch_size=None, shuffle=True)
     model = nn.Sequential(nn.Linear(width, 256), nn.ReLU(), nn.Linear(256, 1)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for epoch in range(1000):
-        for (batch,) in loader:
-            loss = model(batch.to(device, non_blocking=True).float()).square().mean()  # guilty on cuda
+    for epoch in range(5000):
+        for batch in loader:
+            inputs = batch.to(device, non_blocking=True).float()  # guilty on cuda
+            loss = model(inputs).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        print(epoch, loss.item())
+        if epoch % 100 == 0:
+            print(epoch, loss.item())
 
 
 if __name__ == "__main__":
