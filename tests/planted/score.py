@@ -19,6 +19,7 @@ and an error.
     python tests/planted/score.py --only sync_in_step    one rule
     python tests/planted/score.py --replay               replays alone
     python tests/planted/score.py --record tests/planted record the evidence of the live runs
+    python tests/planted/score.py --planted my_package/planted   the scripts of another package's rules
 """
 
 from __future__ import annotations
@@ -114,10 +115,10 @@ def kebab(folder: str) -> str:
     return folder.partition("__")[0].replace("_", "-")
 
 
-def cases(*, only: str | None = None, live: bool = True) -> list[Case]:
+def cases(*, only: str | None = None, live: bool = True, planted: Path = PLANTED) -> list[Case]:
     """Every script of every rule's folder, live and as often as it was recorded."""
     found = []
-    for folder in sorted(path.parent for path in PLANTED.glob("*/planted.py")):
+    for folder in sorted(path.parent for path in planted.glob("*/planted.py")):
         if only is not None and only.replace("-", "_") not in (
             folder.name,
             kebab(folder.name).replace("-", "_"),
@@ -130,7 +131,7 @@ def cases(*, only: str | None = None, live: bool = True) -> list[Case]:
             for recording in sorted((folder / "evidence").glob(f"{stem}_*.json")):
                 found.append(Case(rule=folder.name, script=script, recording=recording))
     if live and only in (None, DECOYS):
-        found += [Case(rule=DECOYS, script=script) for script in sorted((PLANTED / DECOYS).glob("*.py"))]
+        found += [Case(rule=DECOYS, script=script) for script in sorted((planted / DECOYS).glob("*.py"))]
     return found
 
 
@@ -342,10 +343,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="RULE", help="one rule, by its name or its folder")
     parser.add_argument("--replay", action="store_true", help="recorded evidence alone, no live runs")
     parser.add_argument("--record", metavar="FOLDER", type=Path, help="save the evidence of live runs there")
+    parser.add_argument("--planted", metavar="FOLDER", type=Path, default=PLANTED, help="another package's")
     options = parser.parse_args(arguments)
-    chosen = cases(only=options.only, live=not options.replay)
+    chosen = cases(only=options.only, live=not options.replay, planted=options.planted)
     if not chosen:
-        print(f"nothing to score in {PLANTED}", file=sys.stderr)
+        print(f"nothing to score in {options.planted}", file=sys.stderr)
         return 2
     scores = [future.result() for future in list(run_together(chosen, record=options.record))]
     print("\n".join(table(scores)))

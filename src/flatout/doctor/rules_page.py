@@ -26,6 +26,8 @@ _LEFT_OUT = {
     "and listed as time outside the step",
     "memory that lies idle": "costs nothing by itself: [launch-bound-step](#fo305) says where a larger batch "
     "is free, `flatout plan` which one fits",
+    "logits of positions that no loss reads": "[full-vocabulary-logits](#fo506) names the tensor, where it "
+    "is large; which positions a loss skips only its labels tell, and they change with the batch",
     "a vocabulary that is no multiple of 64": "what padding gains depends on the kernel that is chosen, and "
     "no arm can change the shape of a weight under way",
 }

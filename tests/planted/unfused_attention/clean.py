@@ -6,7 +6,7 @@ from torch.nn import functional as F
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(11)
-WIDTH, HEADS, LENGTH = 32, 4, 256 if device.type == "cpu" else 2048
+WIDTH, HEADS, LENGTH = 32, 2, 256 if device.type == "cpu" else 2048
 
 
 class Attention(nn.Module):

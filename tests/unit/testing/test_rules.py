@@ -6,6 +6,7 @@ import dataclasses
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ from flatout.measure.evidence_file import save_evidence
 from flatout.testing.rules import RuleContract
 from tests.support.doctor import SICK
 
+ROOT = Path(__file__).resolve().parents[3]
 SLOW_PRINT = '''"""XY101 slow-print
 
 What it does
@@ -131,6 +133,12 @@ def test_a_package_adds_a_rule_by_its_entry_point(tmp_path: Path) -> None:
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: my-rules\nVersion: 1.0\n")
     (metadata / "entry_points.txt").write_text(f"[{GROUP}]\nslow-print = my_rules.slow_print\n")
     save_evidence(SICK, tmp_path / "sick.json")
+    for name in ("planted", "clean"):  # nothing is marked as guilty: what the rules say of this job is wrong
+        script = tmp_path / "planted" / "slow_print" / f"{name}.py"
+        script.parent.mkdir(parents=True, exist_ok=True)
+        script.write_text("print('no step')\n")
+    script.with_name("evidence").mkdir()
+    save_evidence(replace(SICK, sources={}), script.with_name("evidence") / "planted_cpu.json")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from pathlib import Path\n"
@@ -138,13 +146,17 @@ def test_a_package_adds_a_rule_by_its_entry_point(tmp_path: Path) -> None:
         "from flatout.measure.evidence_file import load_evidence\n"
         f"found = examine(load_evidence(Path({str(tmp_path / 'sick.json')!r})))\n"
         "print('XY101' in [finding.code for finding in found])\n"
+        f"sys.path.insert(0, {str(ROOT / 'tests' / 'planted')!r})\n"
+        "import score\n"
+        f"score.main(['--replay', '--planted', {str(tmp_path / 'planted')!r}])\n"
         "sys.argv = ['flatout', 'rules']\n"
         "from flatout.cli.app import main\n"
         "main()\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.startswith("True\n"), done.stderr
-    assert "XY101" in done.stdout and "slow-print" in done.stdout and "FO301" in done.stdout
+    assert "wrong" in done.stdout and "slow-print at line None" in done.stdout
+    assert "XY101" in done.stdout and "XY of another package" in done.stdout and "FO301" in done.stdout
 
     (tmp_path / "my_rules" / "slow_print.py").write_text(SLOW_PRINT.replace("XY101", "FO301"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
