@@ -20,6 +20,7 @@ PAGES = {
     "ceilings.md": "diagnosis_figures",
     "darkroom.md": "darkroom_figures",
     "memory.md": "memory_figures",
+    "scale.md": "scale_figures",
     "steering.md": "steering_figures",
     "watch.md": "watch_figures",
 }

@@ -25,6 +25,7 @@ from flatout.doctor.readings import (
     ended_early,
     instruments,
     is_of_the_job,
+    own_work_s,
     phase_shares,
     proof_words,
     readings,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 LEAST_SHOWN = 0.02  # of the step, what a block of the causal map frees
 MOST_BLOCKS = 8
+MOST_RANKS = 16
 SHORTEST_BAR, LONGEST_BAR = 8, 30  # columns
 
 # A glyph as well as a colour per phase: the bar stays readable in a log file.
@@ -231,8 +233,12 @@ def _ranks(evidence: Evidence) -> Iterator[RenderableType]:
     phases = list(LOOKS)
     titles = ["optim." if title == "optimizer" else title for title in ("rank", "step", *phases)]
     table = plain_table(*titles, right=titles, whole=titles)
-    for rank in evidence.ranks:
+    by_work = sorted(evidence.ranks, key=own_work_s, reverse=True)
+    shown = evidence.ranks if len(by_work) <= MOST_RANKS else by_work[:MOST_RANKS]
+    for rank in shown:
         seconds = (show_seconds(rank.phases_s.get(phase)) for phase in phases)
         table.add_row(str(rank.rank), show_seconds(rank.step_s), *seconds)
     yield table
+    if len(shown) < len(evidence.ranks):
+        yield Text(f"Of {len(evidence.ranks)} ranks these do most on their own; --html lists all of them.")
     yield Text(straggler_words(evidence.ranks))

@@ -85,6 +85,16 @@ def test_ranks_are_shown_only_where_there_are_several() -> None:
     assert "rank" not in alone
 
 
+def test_of_many_ranks_those_with_most_work_of_their_own_are_shown() -> None:
+    slow, *_ = builders.ranks()
+    ranks = tuple(dataclasses.replace(slow, rank=number) for number in range(512))
+    ranks = (*ranks[:-1], dataclasses.replace(builders.ranks()[1], rank=511))
+    text = show(builders.diagnosis(evidence=builders.evidence(ranks=ranks)))
+    assert "Of 512 ranks these do most on their own" in text
+    assert re.search(r"^ *511 ", text, flags=re.MULTILINE)
+    assert not re.search(r"^ *510 ", text, flags=re.MULTILINE)
+
+
 def test_no_findings_says_what_was_checked_and_what_bounds_the_step() -> None:
     text = flowing(show(builders.diagnosis(findings=(), evidence=builders.cpu_evidence())))
     assert f"No findings: {len(all_rules())} rules" in text

@@ -1,0 +1,120 @@
+"""The tables of scale.md, made from the result files of benchmarks/scale (`tables`).
+
+Behind `<!-- scale: counted -->` stands what was counted, behind `<!-- scale: saturation -->` what follows for
+larger jobs by the formulas below.  `benchmarks/scale/traffic.py` fails where a count differs from them.
+
+A ring of n processes sends each byte of a sum 2 (n - 1) / n times, in 2 (n - 1) messages.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tables import fill
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "scale" / "results"
+NOT_MEASURED = "*Not measured yet.*"
+REWARD_BYTES, GRADIENT_BYTES, HALF_BYTES = 8, 4, 2
+LATENCY_S = 20e-6  # of a message between nodes, assumed
+MOST_SHARE = 0.05  # of the time, for the exchange
+LINKS = (10, 100, 400)  # Gb/s
+GPUS = (8, 64, 1024)
+POPULATION, PROMPTS = 65_536, 8
+ADAPTER_WEIGHTS, MODEL_WEIGHTS = 10_000_000, 7_000_000_000
+
+Result = dict[str, Any]
+
+
+def reward_bytes(population: int, prompts: int, *, ranks: int) -> float:
+    """Rewards, and one number of tokens, that each rank sends in an epoch of evolution."""
+    return round(2 * (population * prompts + 1) * REWARD_BYTES * (ranks - 1) / ranks)
+
+
+def gradient_bytes(weights: int, *, ranks: int, size: int = GRADIENT_BYTES) -> float:
+    """Gradients that each rank sends in a step."""
+    return 2 * weights * size * (ranks - 1) / ranks
+
+
+def exchange_s(num_bytes: float, *, ranks: int, gigabits: float) -> float:
+    return 2 * (ranks - 1) * LATENCY_S + num_bytes * 8 / (gigabits * 1e9)
+
+
+def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
+    tables = {"counted": counted, "saturation": saturation}
+    return fill(markdown, tables, owner="scale", folder=folder)
+
+
+def latest(folder: Path, subject: str) -> Result | None:
+    paths = sorted(folder.glob(f"{subject}_*.json"), key=lambda path: path.stem.rsplit("_", 1)[1])
+    return json.loads(paths[-1].read_text(encoding="utf-8")) if paths else None
+
+
+def counted(folder: Path) -> str:
+    traffic, merging, watching = (latest(folder, name) for name in ("traffic", "merging", "watching"))
+    rows: list[list[str]] = []
+    for row in traffic["evolution"] if traffic else ():
+        job = f"{row['population']} members, {row['prompts']} prompts, {row['ranks']} processes"
+        rows.append(["evolve", job, f"{_bytes(row['bytes_per_epoch'])} an epoch by each process"])
+    for row in traffic["adapters"] if traffic else ():
+        job = f"{row['trained_parameters']:,} trained weights, {row['ranks']} processes"
+        rows.append(["adapt", job, f"{_bytes(row['bytes_per_step'])} a step by each process"])
+    if traffic:
+        found = traffic["search"]
+        both = found["study_bytes_per_trial"], found["rows_bytes_per_trial"]
+        told = f"{_bytes(both[0])} a trial to the study, {_bytes(both[1])} to the folder"
+        rows.append(["steer search", f"{found['trials']} trials", told])
+    for name, row in (merging or {}).items():
+        if name.endswith(" ranks"):
+            told = f"{_bytes(row['folder_bytes_per_rank'])} a rank, once; merged in {row['gather_s']:.2g} s"
+            rows.append(["diagnose", name, told])
+    for arm in ("folder", "pages") if watching else ():
+        row = watching[arm]
+        told = f"{row['cpu_share_of_a_core']:.1%} of a core; {row['late_median_s']:.2g} s late (median)"
+        told += f"; {row['samples_lost_by_restart']} samples lost by a restart"
+        rows.append(["watch", f"{watching['nodes']} nodes at 1 Hz, {arm}", told])
+    return _table(["verb", "job", "what travels"], rows) if rows else NOT_MEASURED
+
+
+def saturation(folder: Path) -> str:
+    """Seconds of one exchange, and the shortest epoch or step of which it is MOST_SHARE."""
+    jobs = {
+        f"evolve: {POPULATION:,} members × {PROMPTS} prompts, an epoch": lambda n: reward_bytes(
+            POPULATION, PROMPTS, ranks=n
+        ),
+        f"adapt: {ADAPTER_WEIGHTS / 1e6:.0f} M trained weights, a step": lambda n: gradient_bytes(
+            ADAPTER_WEIGHTS, ranks=n
+        ),
+        f"to compare: all of {MODEL_WEIGHTS / 1e9:.0f} B weights, 16 bits, a step": lambda n: gradient_bytes(
+            MODEL_WEIGHTS, ranks=n, size=HALF_BYTES
+        ),
+    }
+    rows = []
+    for name, size in jobs.items():
+        rows.append([name, "1", "nothing", *("0 s" for _ in LINKS), ""])
+        for ranks in GPUS:
+            times = [exchange_s(size(ranks), ranks=ranks, gigabits=link) for link in LINKS]
+            shortest = " / ".join(_seconds(each / MOST_SHARE) for each in times)
+            rows.append(["", f"{ranks:,}", _bytes(size(ranks)), *map(_seconds, times), shortest])
+    heads = ["job", "GPUs", "each sends", *(f"{link} Gb/s" for link in LINKS), "saturates below"]
+    return _table(heads, rows)
+
+
+def _bytes(size: float) -> str:
+    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size:.0f} B"
+
+
+def _seconds(seconds: float) -> str:
+    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= scale:
+            return f"{seconds / scale:.2g} {unit}" if seconds < 100 else f"{seconds:.0f} s"
+    return f"{seconds * 1e6:.2g} µs"
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
