@@ -33,6 +33,7 @@ class Launch:
     is_launched: bool = False
     job: str | None = None  # the launcher's name for the job, the same on all nodes and after restarts
     meets_at: tuple[str, int] | None = None  # host and port where the ranks find each other
+    has_store: bool = False  # torchrun's agent serves a store there, which outlives the processes of the job
 
     @property
     def is_first(self) -> bool:
@@ -72,6 +73,7 @@ def read_launch(variables: Mapping[str, str] = os.environ) -> Launch:
         is_launched=number("RANK") is not None,
         job=None if job_id == NO_ID else job_id,
         meets_at=(address, port) if address and port else None,
+        has_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )
 
 
