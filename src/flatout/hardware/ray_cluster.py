@@ -104,9 +104,9 @@ class RayCluster:
         self._running.add(task)
         return task
 
-    def wait(self, tasks: Collection[Any], *, timeout_s: float | None = None) -> list[Any]:
-        """Wait until one has ended; return those that have."""
-        ended: list[Any] = self.ray.wait(list(tasks), num_returns=1, timeout=timeout_s)[0]
+    def wait(self, tasks: Collection[Any], *, number: int = 1, timeout_s: float | None = None) -> list[Any]:
+        """Wait until so many have ended; return those that have."""
+        ended: list[Any] = self.ray.wait(list(tasks), num_returns=number, timeout=timeout_s)[0]
         return ended
 
     def result(self, task: Any) -> tuple[str, Any]:
@@ -123,10 +123,10 @@ class RayCluster:
             self._running.discard(task)
         return found
 
-    def cancel(self, task: Any) -> None:
-        """End a task, whether it runs or waits."""
+    def cancel(self, task: Any, *, interrupt: bool = False) -> None:
+        """End a task, whether it runs or waits: by an interrupt, which lets it clean up, or at once."""
         self._running.discard(task)
-        self.ray.cancel(task, force=True)
+        self.ray.cancel(task, force=not interrupt)
 
     def avoid(self, node: str) -> None:
         """Start no more tasks on a node."""

@@ -29,6 +29,7 @@ from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trials import TrialPlan, Trials, Unit, pair_of
 
+GRACE_S = 10.0  # for interrupted trials to clean up
 LOOK_S = 10.0  # between two looks at a cluster that has no room
 THREADS = "OMP_NUM_THREADS"  # which Ray sets to a task's cores
 
@@ -72,7 +73,9 @@ class ClusterTrials(Trials):
 
     def __exit__(self, *error: object) -> None:
         for task in self._tasks:
-            self._cluster.cancel(task)
+            self._cluster.cancel(task, interrupt=True)
+        if self._tasks:  # they remove their folders
+            self._cluster.wait(self._tasks, number=len(self._tasks), timeout_s=GRACE_S)
         self._tasks = {}
         super().__exit__(*error)
 
@@ -107,7 +110,7 @@ class ClusterTrials(Trials):
             known.labels = set() if label is None else known.labels - {label}
             if not known.labels:
                 del self._tasks[task]
-                self._cluster.cancel(task)
+                self._cluster.cancel(task, interrupt=True)
 
     def machine(self, evidence: Evidence) -> Machine:
         _, found = self._cluster.result(self._cluster.submit(machine_of, evidence))
