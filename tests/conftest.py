@@ -53,7 +53,10 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(autouse=True, scope="module")
 def small_heap() -> None:
-    """Collections and scans pass over what other files have loaded: a million objects, a second each time."""
+    """Collections and scans pass over what all files have loaded: a million objects, a second each time.
+
+    A test that looks for functions of its own file calls `gc.unfreeze`.
+    """
     gc.collect()
     gc.freeze()
 

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 
 class Slow(Dataset):
     def __len__(self):
-        return 400
+        return 160
     def __getitem__(self, index):
         time.sleep(0.008)  # a disk
         x = torch.randn(8, generator=torch.Generator().manual_seed(index))
@@ -98,7 +98,7 @@ def test_an_interrupt_leaves_no_process_and_no_folder_and_can_be_resumed(tmp_pat
     [trial] = psutil.Process(process.pid).children()
     until(lambda: any((tmp_path / "scratch").iterdir()))
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=120)
     assert process.returncode == 130 and "--resume goes on" in told and "Traceback" not in told
     until(lambda: not trial.is_running())
     assert [path.name for path in (tmp_path / "scratch").iterdir() if "trials" in path.name] == []
@@ -107,8 +107,8 @@ def test_an_interrupt_leaves_no_process_and_no_folder_and_can_be_resumed(tmp_pat
 
 
 def until(happens: Callable[[], bool]) -> None:
-    for _ in range(600):
+    for _ in range(2000):
         if happens():
             return
         time.sleep(0.1)
-    raise AssertionError("it did not happen within a minute")
+    raise AssertionError("it did not happen")

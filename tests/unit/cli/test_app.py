@@ -20,8 +20,6 @@ from flatout.ground.errors import BadInput, Interrupted
 from flatout.measure.evidence_file import save_evidence
 from tests.support import doctor as builders
 
-HELP_CPU_S = 0.5
-
 
 def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(application(), arguments)
@@ -58,19 +56,16 @@ def test_every_verb_has_help(verb: str) -> None:
     assert answer.stdout.startswith(f"Usage: root {verb}") or f" {verb} " in answer.stdout.splitlines()[0]
 
 
-def test_help_costs_less_than_half_a_second_of_cpu_time_and_no_torch() -> None:
+def test_help_imports_neither_torch_nor_rich() -> None:
     code = (
-        "import resource, sys; sys.argv = ['flatout', '--help']\n"
+        "import sys; sys.argv = ['flatout', '--help']\n"
         "from flatout.cli.app import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code\n"
-        "used = resource.getrusage(resource.RUSAGE_SELF)\n"
-        "print(used.ru_utime + used.ru_stime, 'torch' in sys.modules, 'rich' in sys.modules, file=sys.stderr)"
+        "print('torch' in sys.modules, 'rich' in sys.modules, file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    cpu_s, torch, rich = done.stderr.split()
-    assert (torch, rich) == ("False", "False")
-    assert float(cpu_s) < HELP_CPU_S
+    assert done.stderr.split() == ["False", "False"]
 
 
 def test_version() -> None:

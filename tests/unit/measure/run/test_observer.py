@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -141,8 +144,11 @@ def test_a_loader_that_is_gone_is_a_measured_speedup(evidence: Evidence) -> None
     assert cached.speedup_low > 1
     assert (cached.baseline, half.baseline) == ("real", "cached")
     assert cached.num_blocks >= 3
-    wait_s = evidence.phase_s("wait") or 0
-    assert cached.baseline_step_s - cached.step_s == pytest.approx(wait_s, rel=0.5)
+    waits_s = {
+        arm: statistics.median(step.phases_s["wait"] for step in evidence.kept(arm))
+        for arm in ("real", "cached")
+    }
+    assert waits_s["cached"] < waits_s["real"] / 2
 
 
 def site(evidence: Evidence, kind: str, op: str) -> Site:
@@ -393,16 +399,18 @@ def test_a_forked_process_is_not_observed(observer: Observer) -> None:
 
 
 class SlowClock:
-    """Time in which `heavy` takes three seconds, and everything else what it takes."""
+    """Time in which `heavy` takes three seconds, and everything else what this process computes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.lead_s = 0.0
-        monkeypatch.setattr(clock, "now", lambda: time.perf_counter() + self.lead_s)
-        ahead = SimpleNamespace(monotonic=lambda: time.monotonic() + self.lead_s)
+        monkeypatch.setattr(clock, "now", lambda: time.process_time() + self.lead_s)
+        ahead = SimpleNamespace(monotonic=lambda: time.process_time() + self.lead_s)
         monkeypatch.setattr(observer_module, "time", ahead)
 
     def spend(self, seconds: float) -> None:
-        time.sleep(seconds / 100)
+        # a thread that looks at the stack may wait for its turn, on a busy machine
+        is_looked_at = any(thread.name == "flatout-stacks" for thread in threading.enumerate())
+        time.sleep(1.0 if is_looked_at else seconds / 100)
         self.lead_s += seconds
 
 
@@ -414,6 +422,7 @@ def heavy(rows: torch.Tensor, spend: Callable[[float], None]) -> torch.Tensor:  
 def test_with_long_steps_the_heaviest_block_is_measured_and_the_passes_take_what_is_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    gc.unfreeze()  # this file's own functions are looked for
     slow, model = SlowClock(monkeypatch), nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

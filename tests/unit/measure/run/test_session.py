@@ -151,7 +151,7 @@ def test_an_error_inside_a_model_shows_no_frame_of_the_instruments(tmp_path: Pat
     except KeyError as error:
         raise ValueError("second") from error
     """
-    write_script(tmp_path / "train.py", body)
+    write_script(tmp_path / "train.py", body, preamble=BY_HAND)
     ran = diagnose("train.py", folder=tmp_path)
     shown = [line.strip() for line in ran.stderr.splitlines() if line.startswith("  File ")]
     assert ran.code == 2
@@ -183,7 +183,7 @@ def test_a_script_that_trains_in_processes_of_its_own_is_told_what_watches_them(
     process.start()
     process.join()
     """
-    write_script(tmp_path / "train.py", body)
+    write_script(tmp_path / "train.py", body, preamble=BY_HAND)
     ran = diagnose("train.py", folder=tmp_path)
     (line,) = ran.stderr.splitlines()
     assert ran.code == 2
