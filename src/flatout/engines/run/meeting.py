@@ -21,6 +21,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import NoReturn
 
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
@@ -34,9 +35,8 @@ from flatout.ground.torchrun import Launch, read_launch
 # A rank waits for the slowest one: an epoch of long completions may take minutes, a lost rank shows sooner.
 PATIENCE = timedelta(minutes=30)
 POLL_S = 0.02
-SEEN_WITHIN_S = (
-    60.0  # until a file that one node wrote is there on another: NFS keeps what it knew for as long
-)
+# Until a file that one node wrote is there on another: NFS keeps what it knew for as long.
+SEEN_WITHIN_S = 60.0
 
 
 class Meeting:
@@ -57,8 +57,13 @@ class Meeting:
         launch = read_launch()
         if launch.is_launched:
             end_with_parent()  # a rank whose agent was killed must not go on beside the one that replaces it
-        if launch.meets_at is None or launch.num_ranks == 1:
+        if launch.num_ranks == 1:
             return cls(launch)
+        if launch.meets_at is None:
+            raise BadInput(
+                f"rank {launch.rank} of {launch.num_ranks} is not told where to meet the others",
+                hint="start it with torchrun or srun, or set MASTER_ADDR and MASTER_PORT",
+            )
         host, port = launch.meets_at
         place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         url = f"tcp://{place}?rank={launch.rank}&world_size={launch.num_ranks}"
@@ -101,7 +106,7 @@ class Meeting:
         """BadInput unless every rank has the same value."""
         found = sorted(set(self.gather(str(value))))
         if len(found) > 1:
-            raise BadInput(
+            self._refuse(
                 f"ranks differ in {what}: {', '.join(found)}", hint="give all machines the same files"
             )
 
@@ -138,10 +143,16 @@ class Meeting:
         if self.first:
             mark.unlink()
         if missing := sorted(set(blind) - {""}):
-            raise BadInput(
+            self._refuse(
                 f"{folder} of {place} is not the folder that {', '.join(missing)} finds under this name",
                 hint="name a folder that all machines share with --out",
             )
+
+    def _refuse(self, message: str, *, hint: str) -> NoReturn:
+        """End every rank with the same error: the store may go with the first, so all must have read it."""
+        with contextlib.suppress(ChildDied):
+            self.gather("")
+        raise BadInput(message, hint=hint)
 
     def _place(self) -> str:
         return f"{socket.gethostname()} (node {self.launch.node or 0})"

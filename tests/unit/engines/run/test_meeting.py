@@ -98,6 +98,16 @@ def test_the_first_asks_again_when_another_takes_the_place_of_a_dead_one() -> No
     assert len(groups) == 1
 
 
+def test_a_rank_that_is_not_told_where_to_meet_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(meetings, "end_with_parent", lambda: None)
+    with pytest.raises(BadInput, match=r"rank 1 of 2 .* MASTER_ADDR"):
+        Meeting.join()
+
+
 def test_who_does_not_come_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meetings, "PATIENCE", timedelta(seconds=0.05))
     with pytest.raises(ChildDied, match="1 of 2 came"):
