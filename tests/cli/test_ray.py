@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.support.steering import tiny_search, write_tiny
@@ -118,7 +119,9 @@ def test_a_killed_node_costs_a_search_no_row_and_its_worker_goes_on_elsewhere(
     until(lambda: driver.poll() is not None or len([*tmp_path.glob("waits-*")]) == 2)
     before = rows_in(out)
     assert [len(before.get(name, ())) for name in ("ray-0", "ray-1")] == [2, 2], driver.communicate()
+    workers = [int(path.name.removeprefix("waits-")) for path in tmp_path.glob("waits-*")]
     nodes.remove()
+    until(lambda: sum(map(psutil.pid_exists, workers)) == 1)  # a worker ends with its node
     nodes.add()
     (tmp_path / "open").touch()
     printed, told = driver.communicate()
