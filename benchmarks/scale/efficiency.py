@@ -9,8 +9,8 @@ the parts of what is lost:
     end     the last bracket of one worker is waited for by the other
     slower  rows a second of both together, against twice those of one alone
 
-and `join_s`, for which the first worker would work alone while the second loads: it costs a long search little.
-It waits here, so that both begin together.
+and `join_s`, for which the first worker would work alone while the second loads, which costs a long search
+little.  It waits here, so that both begin together.
 
 Of a tuning on Ray, one node is held against two.  What a second node cannot take over: the start and the end,
 trials that wait for an answer, and those that ran ahead and were not asked for.
