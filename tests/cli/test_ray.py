@@ -134,7 +134,7 @@ def test_a_killed_node_costs_a_search_no_row_and_its_worker_goes_on_elsewhere(
     )
     assert max(counted.values()) == 1, "a finished row was run again"
     trials = json.loads(printed)["trials"]
-    assert len(trials) == 12 and {trial["state"] for trial in trials} <= {"complete", "pruned"}
+    assert len(trials) >= 12 and {trial["state"] for trial in trials} <= {"complete", "pruned"}
 
 
 def test_a_pair_is_one_task_and_what_a_lost_node_ran_runs_again(nodes: TwoNodes, tmp_path: Path) -> None:
