@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -235,8 +236,11 @@ def test_prometheus_keeps_what_is_served(tmp_path: Path) -> None:
         question = urllib.parse.urlencode({"query": "flatout_job_steps_total"})
 
         def answer() -> Any:
-            with urllib.request.urlopen(f"http://{address}/api/v1/query?{question}") as reply:
-                return json.load(reply)["data"]["result"]
+            try:
+                with urllib.request.urlopen(f"http://{address}/api/v1/query?{question}") as reply:
+                    return json.load(reply)["data"]["result"]
+            except urllib.error.URLError:  # it listens before it is ready
+                return None
 
         (found,) = wait_until(answer)
         assert (found["metric"]["job_name"], found["value"][1]) == ('a "job"', "41")
