@@ -121,25 +121,31 @@ def main() -> None:
     parser.add_argument("--stall", type=float, default=30.0, help="seconds (default: 30)")
     parser.add_argument("--fault", choices=[*FAULTS], action="append", help="all, where none is named")
     given = parser.parse_args()
-    rows = []
     with tempfile.TemporaryDirectory() as name:
         for verb in given.verb or VERBS:
             folder = Path(name) / verb
             folder.mkdir()
-            settings = VERBS[verb][1](folder)
-            one = Job(verb, settings, folder / "one")
-            subprocess.run(one.command, env=ENVIRONMENT, check=True, capture_output=True)
-            wanted = {key_of(record) for record in one.records()}
-            for number, fault in enumerate(given.fault or FAULTS):
-                nodes, cause = FAULTS[fault]
-                job = Job(verb, settings, folder / f"run{number}", nodes=nodes)
-                job.start_all()
-                job.wait_for(RECORDS_BEFORE)
-                cause(job, given.stall)
-                job.finish()
-                rows.append({"verb": verb, "fault": fault, **judge(job, one.out, wanted)})
-                print(json.dumps(rows[-1]), flush=True)
-    report("faults-training", {"stall_s": given.stall, "rows": rows}, folder=HERE, save=given.save)
+            rows = faults_of(verb, folder, faults=given.fault or [*FAULTS], stall_s=given.stall)
+            report(f"faults-{verb}", {"stall_s": given.stall, "rows": rows}, folder=HERE, save=given.save)
+
+
+def faults_of(verb: str, folder: Path, *, faults: list[str], stall_s: float) -> list[dict[str, Any]]:
+    """A row for every fault, each in a run of its own."""
+    settings = VERBS[verb][1](folder)
+    one = Job(verb, settings, folder / "one")
+    subprocess.run(one.command, env=ENVIRONMENT, check=True, capture_output=True)
+    wanted = {key_of(record) for record in one.records()}
+    rows = []
+    for number, fault in enumerate(faults):
+        nodes, cause = FAULTS[fault]
+        job = Job(verb, settings, folder / f"run{number}", nodes=nodes)
+        job.start_all()
+        job.wait_for(RECORDS_BEFORE)
+        cause(job, stall_s)
+        job.finish()
+        rows.append({"fault": fault, **judge(job, one.out, wanted)})
+        print(json.dumps({"verb": verb, **rows[-1]}), flush=True)
+    return rows
 
 
 if __name__ == "__main__":
