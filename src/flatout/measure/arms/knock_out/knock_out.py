@@ -11,7 +11,7 @@ from __future__ import annotations
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from flatout.measure.arms.arm import ONE_BATCH, REAL, Arm, ArmContext
@@ -118,8 +118,6 @@ class KnockOut(Arm):
     # -- a block of steps
 
     def begin(self) -> None:
-        from flatout.measure.arms.knock_out.lost_gradients import keep_gradients
-
         if self._on_one_batch is None:
             self._on_one_batch = self._shares.are_ragged
         results = self._results = self._results or self._make_results()
@@ -226,3 +224,33 @@ def keep_random_state() -> Callable[[], None]:
             set_state(state)
 
     return put_back
+
+
+def keep_gradients(optimizers: Iterable[Any], patches: Patches) -> None:
+    """Give zeros to parameters that a backward pass leaves without a gradient, until the patches are undone.
+
+    A block that is taken away takes its backward pass along: the optimizer would pass over what is inside it.
+    """
+    import torch
+
+    parameters = [
+        parameter
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+    zeros: dict[int, Any] = {}
+    backward: Callable[..., Any] = torch.autograd.backward
+
+    def backward_and_fill(*args: Any, **kwargs: Any) -> Any:
+        result = backward(*args, **kwargs)
+        for parameter in parameters:
+            if parameter.grad is None:
+                known = zeros.get(id(parameter))
+                if known is None:
+                    known = zeros[id(parameter)] = torch.zeros_like(parameter)
+                parameter.grad = known
+        return result
+
+    patches.replace(torch.autograd, "backward", backward_and_fill)
