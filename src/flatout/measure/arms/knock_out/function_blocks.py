@@ -125,10 +125,12 @@ def propose(context: ArmContext) -> Iterable[Arm]:
 
 def recomputed(context: ArmContext) -> Iterator[tuple[str, str | None]]:
     """Functions that the backward pass calls again, below a checkpoint: it expects what they gave before."""
+    paths = context.stacks.paths if context.stacks is not None else ()
     checkpoints = {site.place for site in context.sites if site.op == "checkpoint"}
-    for path in context.stacks.paths if context.stacks is not None else ():
-        depth = next((depth for depth, place in enumerate(path.places) if place in checkpoints), None)
-        depth = 0 if path.phase == "backward" else depth
+    begin = {path.places[-1] for path in paths if path.phase == "backward" and path.places}
+    for path in paths:
+        above = begin if path.phase == "backward" else checkpoints
+        depth = next((depth for depth, place in enumerate(path.places) if place in above), None)
         if depth is not None:
             yield from ((place.file, place.function) for place in path.places[depth + 1 :])
 

@@ -149,9 +149,9 @@ def test_a_block_behind_the_end_of_the_step_runs_on_after_the_last_of_them(tmp_p
 
 
 def test_what_a_checkpoint_computes_again_is_left_alone() -> None:
-    here, inner = (
-        Place(file="m.py", line=3, function="Model.forward"),
-        Place(file="m.py", line=9, function="f"),
+    names = ("Model.forward", "f", "main", "step", "hook")
+    here, inner, main, step, hook = (
+        Place(file="m.py", line=line, function=name) for line, name in enumerate(names, start=3)
     )
     context: Any = SimpleNamespace(
         sites=(Site(kind="call", op="checkpoint", place=here, via=None, calls_per_step=2.0),),
@@ -160,9 +160,10 @@ def test_what_a_checkpoint_computes_again_is_left_alone() -> None:
             samples_by_phase={},
             paths=(
                 StackPath(phase="forward", places=(here, inner), samples=9),
-                StackPath(phase="backward", places=(Place(file="m.py", line=30), inner), samples=9),
+                StackPath(phase="backward", places=(main, step), samples=9),
+                StackPath(phase="backward", places=(main, step, hook), samples=9),
                 StackPath(phase="rest", places=(Place(file="m.py", line=20, function="log"),), samples=9),
             ),
         ),
     )
-    assert set(recomputed(context)) == {("m.py", "f")}
+    assert set(recomputed(context)) == {("m.py", "f"), ("m.py", "hook")}, "what calls backward stays"
