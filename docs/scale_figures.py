@@ -109,10 +109,10 @@ def _bytes(size: float) -> str:
 
 
 def _seconds(seconds: float) -> str:
-    for scale, unit in ((1.0, "s"), (1e-3, "ms")):
-        if seconds >= scale:
-            return f"{seconds / scale:.2g} {unit}" if seconds < 100 else f"{seconds:.0f} s"
-    return f"{seconds * 1e6:.2g} µs"
+    """Two digits, or whole units above them."""
+    scale, unit = next((pair for pair in ((1.0, "s"), (1e-3, "ms")) if seconds >= pair[0]), (1e-6, "µs"))
+    value = seconds / scale
+    return f"{value:.0f} {unit}" if value >= 10 else f"{value:.1f} {unit}"
 
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:

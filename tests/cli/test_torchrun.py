@@ -23,7 +23,7 @@ def two_agents(*arguments: str, folder: Path) -> tuple[str, Evidence]:
         (folder / node).mkdir()
         launch = ["torchrun", "--nnodes", "2", "--nproc-per-node", "1", "--no-python", "--rdzv-id", "nodes"]
         launch += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
-        program, *rest = [*launch, *flatout(), *BRIEFLY, "--save", str(folder / node / "evidence.json")]
+        program, *rest = [*launch, *flatout(BRIEF), *BRIEFLY, "--save", str(folder / node / "evidence.json")]
         agents.append(
             subprocess.Popen(
                 [str(warm().bin / program), *rest, *arguments],
