@@ -87,7 +87,7 @@ def judge_shared(
 ) -> dict[str, HeldOutScores]:
     """Judge tasks, each on one rank; all ranks get the same scores, so that all decide alike."""
     own = {name: judge(name) for name in names[ranks.rank :: ranks.num_ranks]}
-    if ranks.num_ranks == 1:
+    if ranks.num_ranks == 1 or not names:
         return own
     found: dict[str, HeldOutScores] = {}
     for said in ranks.texts(json.dumps(encode(own))):

@@ -71,4 +71,6 @@ def test_every_task_is_judged_on_one_rank_and_known_to_all() -> None:
         ranks: Any = SimpleNamespace(rank=rank, num_ranks=2, texts=lambda text: said)
         found = judge_shared("abc", {name: scores[name] for name in own}.__getitem__, ranks=ranks)
         assert list(found) == list("abc")
+        ranks.texts = None  # nothing is due: nobody is asked
+        assert judge_shared("", scores.__getitem__, ranks=ranks) == {}
         assert all(found[name].scores == {name: 1 / 3} and math.isnan(found[name].loss) for name in "abc")
