@@ -16,7 +16,10 @@ from flatout.measure.user_code import UserCode
 
 PRODUCTS = frozenset(("matmul", "__matmul__", "bmm"))
 CHANGES = frozenset(
-    ("mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "add", "__add__", "masked_fill")
+    (
+        *("mul", "__mul__", "__rmul__", "div", "__truediv__", "true_divide", "add", "__add__", "masked_fill"),
+        *("to", "float", "type_as"),
+    )
 )
 KEEPS = frozenset(("dropout", "softmax"))
 NAMES = PRODUCTS | CHANGES | KEEPS

@@ -144,7 +144,8 @@ class MemoryRecorder:
 
         for value in values:
             if isinstance(value, torch.Tensor):
-                self._moved_bytes += value.nbytes if value.layout is torch.strided else 0
+                dense = value.layout is torch.strided and not value.is_nested
+                self._moved_bytes += value.nbytes if dense else 0
             elif isinstance(value, (list, tuple)):
                 self.moved(value)
 

@@ -85,15 +85,16 @@ class FusedAttention(Arm):
             self._is_causal[number] = scores.is_causal()
         self._num_fused += 1
         causal = self._is_causal.get(number, False)
-        query, key = scores.query, scores.key.transpose(-2, -1)
+        query, key, mask = scores.query, scores.key.transpose(-2, -1), scores.mask
         flat = query.dim() == 3
         if flat:  # the fused kernels want heads
             query, key, values = (each.unsqueeze(1) for each in (query, key, values))
+            mask = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
         result = scaled_dot_product_attention(
             query,
             key,
             values,
-            attn_mask=None if causal else scores.mask,
+            attn_mask=None if causal else mask,
             dropout_p=scores.dropout,
             is_causal=causal,
             scale=scores.scale,
@@ -131,6 +132,31 @@ class Scores:
             setattr(after, name, fields.get(name, getattr(self, name)))
         return after
 
+    @property
+    def shape(self) -> Any:
+        return (*self.query.shape[:-1], self.key.shape[-1])
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    @property
+    def dtype(self) -> Any:
+        return self.query.dtype
+
+    @property
+    def device(self) -> Any:
+        return self.query.device
+
+    def to(self, *args: Any, **kwargs: Any) -> Scores:
+        """A fused kernel has formats of its own; what comes out has that of the queries."""
+        return self._then(lambda tensor: tensor.to(*args, **kwargs))
+
+    def float(self) -> Scores:
+        return self._then(lambda tensor: tensor.float())
+
+    def type_as(self, other: Any) -> Scores:
+        return self._then(lambda tensor: tensor.type_as(other))
+
     def _scaled(self, factor: Any, change: Callable[[Any], Any]) -> Any:
         can = isinstance(factor, (int, float)) and self.mask is None and not self.is_weights
         return self._then(change, scale=self.scale * factor) if can else change(self.plain())
@@ -164,11 +190,11 @@ class Scores:
         return self._then(lambda tensor: tensor.masked_fill(mask, value), mask=mask.logical_not())
 
     def softmax(self, dim: int | None = None, *_args: Any, dtype: Any = None, **_kwargs: Any) -> Any:
-        if dim not in (-1, self.query.dim() - 1) or dtype not in (None, self.query.dtype) or self.is_weights:
+        if dim not in (-1, self.query.dim() - 1) or self.is_weights:
             return self.plain().softmax(dim, dtype=dtype)
-        return self._then(lambda tensor: tensor.softmax(-1), is_weights=True)
+        return self._then(lambda tensor: tensor.softmax(-1, dtype=dtype), is_weights=True)
 
-    def dropped(self, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    def dropped(self, p: Any = 0.5, training: bool = True, inplace: bool = False) -> Any:
         import torch
 
         if self.is_weights and not self.dropout:

@@ -28,12 +28,14 @@ def by_operators(q: Any, k: Any, v: Any) -> Any:
 
 def by_functions(q: Any, k: Any, v: Any) -> Any:
     scores = torch.matmul(q, k.transpose(-2, -1)) * q.shape[-1] ** -0.5
-    weights = torch.nn.Dropout(0.0)(torch.nn.Softmax(-1)(scores))
+    assert scores.size(-1) == scores.shape[-1] == k.shape[-2]
+    weights = torch.nn.Dropout(0.0)(torch.nn.Softmax(-1)(scores.float())).type_as(q)
     return torch.matmul(weights, v)
 
 
 def by_a_bias(q: Any, k: Any, v: Any) -> Any:
-    return torch.bmm((torch.bmm(q, k.transpose(1, 2)) + BIAS).softmax(-1), v)
+    bias = BIAS.expand(len(q), LENGTH, LENGTH)
+    return torch.bmm((torch.bmm(q, k.transpose(1, 2)) + bias).softmax(-1), v)
 
 
 def watched(attention: Attention) -> FusedAttention:
