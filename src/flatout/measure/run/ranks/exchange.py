@@ -36,9 +36,10 @@ from flatout.measure.run.ranks.merging import merge, rank_summary, slowest_of
 MARK = "reader.json"
 SUMMARY, WHOLE = ".json", ".whole"
 WAIT_FOR_RANKS_S = 60.0
+WAIT_FOR_NODES_S = 300.0  # those that send through the store import torch first
 POLL_S = 0.05
 FOLDERS_FIRST_S = 1.0  # before rank 0 looks into the store, for which torch is imported
-STORE_TIMEOUT_S = 20.0
+STORE_TIMEOUT_S = 120.0
 CHUNK_BYTES = 1 << 20  # the store takes values of 8 MiB at most
 BROKEN = (OSError, ValueError, zlib.error, EvidenceUnreadable, WrongShape)
 
@@ -87,9 +88,11 @@ class Exchange:
         with contextlib.suppress(OSError):  # others of this machine are not done
             self._local.rmdir()
 
-    def gather(self, own: Evidence, *, timeout_s: float = WAIT_FOR_RANKS_S) -> Evidence:
+    def gather(self, own: Evidence, *, timeout_s: float | None = None) -> Evidence:
         """Rank 0's evidence with that of all the others, as far as they come."""
         num_ranks = read_launch().num_ranks
+        if timeout_s is None:
+            timeout_s = WAIT_FOR_NODES_S if read_launch().has_store else WAIT_FOR_RANKS_S
         found = {own.job.rank: rank_summary(own)}
         began_s = time.monotonic()
         while True:
