@@ -198,7 +198,6 @@ def main() -> None:
     parser.set_defaults(rounds=3)
     parser.add_argument("--verb", choices=[*VERBS], action="append")
     given = parser.parse_args()
-    found = {}
     with tempfile.TemporaryDirectory() as name:
         for verb in given.verb or VERBS:
             folder = Path(name) / verb
@@ -209,12 +208,12 @@ def main() -> None:
                 for processes in (1, 2) if number % 2 == 0 else (2, 1):
                     place = folder / f"{number}-{processes}"
                     runs[processes].append(timed_run(verb, settings, place, processes=processes))
-            found[verb] = compare(runs)
-            print(f"{verb}: efficiency {found[verb]['efficiency']:.2f}")
-            for row in found[verb]["phases"]:
+            found = compare(runs)
+            print(f"{verb}: efficiency {found['efficiency']:.2f}")
+            for row in found["phases"]:
                 print(f"  {row['phase']:16} {row['one_s']:8.2f} s {row['two_s']:8.2f} s {row['lost']:+.3f}")
-    load = os.getloadavg()[1]
-    report("efficiency-training", {"load_5_min": load, "verbs": found}, folder=HERE, save=given.save)
+            result = {"rounds": len(runs[1]), "load_5_min": os.getloadavg()[1], **found}
+            report(f"efficiency-{verb}", result, folder=HERE, save=given.save)
 
 
 if __name__ == "__main__":
