@@ -67,17 +67,20 @@ class Step:
         )
         self.gradients = torch.empty(0)
 
-        def keep(_: list[Tensor]) -> None:
+        update = self.optimizer.update
+
+        def keep_and_update(present: set[str]) -> None:
             scale = self.optimizer.scaled(NAMES[0], torch.ones((), device=device))
             self.gradients = self.bank.gradients.clone() / scale / share
+            update(present)
 
+        self.optimizer.update = keep_and_update  # type: ignore[method-assign]
         self.step = FusedStep(
             PackedEncoder(model, bank, dtype=dtype),
             optimizer=self.optimizer,
             loss=lambda adapter, states, batch: share * class_loss(self.heads[NAMES[adapter]], states, batch),
             accumulation=accumulation,
             graph="off",
-            reduce=keep,
         )
 
     def __call__(self, *given: Sequence[Batch]) -> Tensor:

@@ -243,6 +243,7 @@ def test_the_monitor_imports_neither_torch_nor_numpy() -> None:
     )
     assert len(modules) > 20
     drawing = {f"flatout.monitor.terminal.{name}" for name in ("panels", "screen", "follow")}
+    drawing.add("flatout.monitor.fleet.table")
     assert drawing <= set(modules)
     for names, heavy in (
         (modules, {"torch", "numpy"}),

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import itertools
 import os
 import sys
+import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MOST_KEPT_BYTES = 2 << 30
+BRIEFLY_S = 0.02
 
 END = object()
 
@@ -391,20 +394,22 @@ class LoaderWatch:
 
     def _made_again(self, record: LoaderRecord) -> LoaderRecord | None:
         """The record of a loader that one line makes anew, every epoch for instance."""
-        in_use = [getattr(iterator, "_flatout_record", None) for iterator in self.iterators]
-        return next(
-            (
-                known
-                for known in self.records
-                if known.place is not None
-                and known.place == record.place
-                and known.config == record.config
-                and known.loader is not None
-                and known.loader() is None
-                and all(each is not known for each in in_use)
-            ),
-            None,
-        )
+        alike = [
+            known
+            for known in self.records
+            if known.place is not None and known.place == record.place and known.config == record.config
+        ]
+        # the loader before may be held for a moment, by a look at the stack or by a cycle of references
+        for wait in (None, functools.partial(time.sleep, BRIEFLY_S), gc.collect) if alike else ():
+            if wait is not None:
+                with self.clock.excluded() if self.is_training_thread() else contextlib.nullcontext():
+                    wait()
+            in_use = [getattr(iterator, "_flatout_record", None) for iterator in self.iterators]
+            for known in alike:
+                is_gone = known.loader is not None and known.loader() is None
+                if is_gone and all(each is not known for each in in_use):
+                    return known
+        return None
 
     def evidence(self) -> tuple[Loader, ...]:
         self._note_steps()

@@ -178,6 +178,18 @@ def test_one_line_that_makes_a_loader_every_epoch_is_one_loader(watch: LoaderWat
     assert found.place == made_at()
 
 
+def test_one_line_that_makes_a_loader_every_epoch_is_one_loader_though_cycles_hold_it(
+    watch: LoaderWatch,
+) -> None:
+    for _ in range(3):
+        loader = make_loader()
+        loader.itself = loader
+        for (_x,) in loader:
+            watch.num_steps += 1
+        del loader
+    assert len(only(watch).epochs) == 3
+
+
 def test_two_loaders_of_one_line_at_the_same_time_stay_two(watch: LoaderWatch) -> None:
     pairs = zip(make_loader(), make_loader(), strict=True)
     assert len(list(pairs)) == NUM_BATCHES
