@@ -147,7 +147,7 @@ def _end(run: Any, stack: ExitStack) -> None:
         found = verdict(samples)
         if found.bound != "unknown":
             _say(str(found))
-        _say(f"the run is kept: flatout report {run.folder.name}")
+    _say(f"the run is kept: flatout report {run.folder.name}")
 
 
 def _say(message: str) -> None:
