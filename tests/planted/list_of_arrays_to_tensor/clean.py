@@ -23,12 +23,11 @@ def main():
     torch.manual_seed(14)
     model = nn.Sequential(nn.Flatten(), nn.Linear(2048, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = DataLoader(
-        Recordings(), batch_size=32, shuffle=True
-    )  # also: single-process-loading, loader-bound
+    recordings = Recordings()
+    loader = DataLoader(recordings, batch_size=32, shuffle=True)  # also: single-process-loading, loader-bound
     for epoch in range(2000):
-        for recordings in loader:
-            loss = model(recordings).square().mean()
+        for batch in loader:
+            loss = model(batch).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
