@@ -27,9 +27,8 @@ class Mixture(nn.Module):
         weight, chosen = self.gate(x).softmax(-1).max(-1)
         out = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
-            rows = (
-                (chosen == number).nonzero().squeeze(1)
-            )  # also: mask-indexing, sync-in-step, per-sample-lookup
+            own = chosen == number
+            rows = own.nonzero().squeeze(1)  # also: mask-indexing, sync-in-step, per-sample-lookup
             out = out.index_add(0, rows, expert(x.index_select(0, rows)))  # guilty
         return out * weight.unsqueeze(1)
 
