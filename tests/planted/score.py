@@ -9,9 +9,9 @@ that fault, `clean.py` does the same work without it.  Marks in the scripts say 
     # also: NAME, NAME       these rules may speak of this line too; `on cuda` may follow
     # decoy: NAME            popular advice that is wrong of this line, or of the whole script
 
-Everything else that is said about a script is wrong.  The scripts of `decoys/` have no fault, or one whose usual
-remedy is another one than it seems: each has at least one line that a hasty eye would blame.  Live runs use `flatout diagnose` on this machine;
-evidence recorded on another (`<rule>/evidence/{planted,clean}_<device>.json`) is replayed, so that rules
+Everything else that is said about a script is wrong.  The scripts of `decoys/` have no fault, or one whose
+remedy is another than the usual one: each has at least one line that a hasty eye would blame.  Live runs use
+`flatout diagnose` on this machine; evidence recorded on another (`<rule>/evidence/{planted,clean}_<device>.json`) is replayed, so that rules
 which need a GPU are scored without one.  A recording whose source lines differ from the script is stale,
 and an error.
 
