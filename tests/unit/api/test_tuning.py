@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flatout.api import tune_script
+from flatout.ground.errors import BadInput
+
+
+def test_a_tuning_starts_its_ranks_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    started: list[list[str]] = []
+    monkeypatch.setattr("subprocess.run", lambda command, **_: started.append(command))
+    with pytest.raises(BadInput, match="could not be diagnosed in several processes"):
+        tune_script([str(script), "--lr", "1"], ranks=2)
+    (command,) = started
+    assert "--nproc-per-node=2" in command and command[-3:] == [str(script), "--lr", "1"]
+    assert command[command.index("flatout") + 1] == "diagnose"
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadInput, match="starts its processes itself"):
+        tune_script([str(script)])
