@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flatout.ground.lazy_names import homes_of as _homes_of
 from flatout.ground.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -39,28 +38,8 @@ if TYPE_CHECKING:
     from flatout.memory.predict.estimate import MemoryEstimate as MemoryEstimate
     from flatout.monitor.job.watch import watch as watch
     from flatout.planner.fit.fit_job import JobFit as JobFit
+else:
+    __all__, __getattr__, __dir__ = _lazy_names(__name__)
+    __all__ += ["__version__"]
 
 __version__ = "0.1.0"
-
-_HOMES = _homes_of(
-    {
-        "api": ("adapt", "diagnose", "evolve", "fit", "plan", "steer"),
-        "doctor.examine": ("Diagnosis",),
-        "doctor.finding": ("Finding",),
-        "ground.decisions": ("Decision",),
-        "ground.errors": ("FlatoutError",),
-        "measure.evidence": ("Evidence",),
-        "measure.evidence_file": ("load_evidence",),
-        "measure.run.steps": ("step",),
-        "memory.predict.estimate": ("MemoryEstimate",),
-        "monitor.job.watch": ("watch",),
-        "planner.fit.fit_job": ("JobFit",),
-    },
-    room=__name__,
-)
-
-__all__ = list(_HOMES)
-__all__ += ["__version__"]
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = _lazy_names(__name__, _HOMES)

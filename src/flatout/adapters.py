@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flatout.ground.lazy_names import homes_of as _homes_of
 from flatout.ground.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -31,19 +30,5 @@ if TYPE_CHECKING:
     from flatout.engines.adapters.tasks.task import Prediction as Prediction
     from flatout.engines.adapters.tasks.task import TaskBatch as TaskBatch
     from flatout.engines.adapters.tasks.task import encode_all as encode_all
-
-_HOMES = _homes_of(
-    {
-        "tasks.classification": ("Classification", "PooledHead"),
-        "tasks.known": ("known_tasks", "task_named"),
-        "tasks.regression": ("Regression",),
-        "tasks.similarity": ("Similarity",),
-        "tasks.task": ("AdapterTask", "Example", "IGNORED", "Prediction", "TaskBatch", "encode_all"),
-    },
-    room="flatout.engines.adapters",
-)
-
-__all__ = list(_HOMES)
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = _lazy_names(__name__, _HOMES)
+else:
+    __all__, __getattr__, __dir__ = _lazy_names(__name__)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flatout.ground.lazy_names import homes_of as _homes_of
 from flatout.ground.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -29,20 +28,5 @@ if TYPE_CHECKING:
     from flatout.engines.evolution.tasks.task import EvolutionTask as EvolutionTask
     from flatout.engines.evolution.tasks.task import GeneratedTask as GeneratedTask
     from flatout.engines.evolution.tasks.task import Prompt as Prompt
-
-_HOMES = _homes_of(
-    {
-        "eggroll": ("Eggroll",),
-        "rewards.given": ("WeightedRewards",),
-        "rewards.kinds": ("ExactMatch", "FormatMatch", "NumericAnswer", "Reward"),
-        "tasks.jsonl": ("FileTask",),
-        "tasks.prompt_file": ("PromptFile",),
-        "tasks.task": ("EvolutionTask", "GeneratedTask", "Prompt"),
-    },
-    room="flatout.engines.evolution",
-)
-
-__all__ = list(_HOMES)
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = _lazy_names(__name__, _HOMES)
+else:
+    __all__, __getattr__, __dir__ = _lazy_names(__name__)

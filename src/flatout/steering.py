@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flatout.ground.lazy_names import homes_of as _homes_of
 from flatout.ground.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -27,20 +26,5 @@ if TYPE_CHECKING:
     from flatout.engines.steering.questions import read_questions as read_questions
     from flatout.engines.steering.trials.steered_model import steered_model as steered_model
     from flatout.engines.steering.trials.steering import Steering as Steering
-
-_HOMES = _homes_of(
-    {
-        "extract.activations": ("extract",),
-        "extract.tokens": ("encode",),
-        "load_model": ("load_model",),
-        "questions": ("Question", "question_of", "read_questions"),
-        "trials.steered_model": ("steered_model",),
-        "trials.steering": ("Steering",),
-    },
-    room="flatout.engines.steering",
-)
-
-__all__ = list(_HOMES)
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = _lazy_names(__name__, _HOMES)
+else:
+    __all__, __getattr__, __dir__ = _lazy_names(__name__)

@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flatout.ground.lazy_names import homes_of as _homes_of
 from flatout.ground.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
@@ -46,25 +45,5 @@ if TYPE_CHECKING:
     from flatout.multiplex.swap import install as install
     from flatout.multiplex.swap import multiplexed as multiplexed
     from flatout.multiplex.vectors import steered as steered
-
-_HOMES = _homes_of(
-    {
-        "decode.generator": ("Generator", "generate"),
-        "decode.requests": ("Completion", "Request"),
-        "decode.sampling": ("Sampling",),
-        "factors": ("Factors",),
-        "models.decoder": ("Decoder", "Projection"),
-        "models.families": ("read_decoder",),
-        "noise.draws": ("FullNoise", "draw_factors", "draw_full", "normals"),
-        "products.linear": ("linear",),
-        "rows": ("RowTables", "Rows", "VariantRange"),
-        "swap": ("install", "multiplexed"),
-        "vectors": ("steered",),
-    },
-    room=__name__,
-)
-
-__all__ = list(_HOMES)
-
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = _lazy_names(__name__, _HOMES)
+else:
+    __all__, __getattr__, __dir__ = _lazy_names(__name__)
