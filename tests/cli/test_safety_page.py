@@ -16,7 +16,8 @@ SOURCE = ROOT / "src" / "flatout"
 PAGE = (ROOT / "docs" / "safety.md").read_text(encoding="utf-8")
 # What turns a name or a file into running code, and the modules that do so, each with its row on the page.
 DOORS = {
-    *("import_user_module", "spec_from_file_location", "load_plugins", "entry_points"),
+    *("import_user_module", "import_named", "import_file", "spec_from_file_location"),
+    *("load_plugins", "entry_points"),
     *("exec", "eval", "run_path", "run_module"),
 }
 BEHIND = {
@@ -25,7 +26,7 @@ BEHIND = {
     "ground/user_code.py": "entry points",
     "multiplex/models/families.py": "flatout.model_families",
     "engines/evolution/tasks/find_task.py": "flatout.evolution_tasks",
-    "engines/evolution/rewards/kinds.py": "rewards of `evolve`",
+    "engines/evolution/rewards/given.py": "rewards of `evolve`",
     "engines/adapters/tasks/known.py": "tasks_folder",
     "engines/steering/trials/scoring.py": "judges of `steer search`",
     "memory/jobs/from_name.py": "build function",

@@ -20,6 +20,7 @@ A message names the value, the limit and the next thing to do; `hint` holds that
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from types import ModuleType
 
 
@@ -97,6 +98,15 @@ def import_extra(module: str, *, extra: str) -> ModuleType:
                 f"the package {error.name!r} is not installed", hint=f"pip install 'flatout[{extra}]'"
             ) from error
         raise
+
+
+def near_hint(name: str, known: Iterable[str], listed: Iterable[str] = ()) -> str:
+    """Ask whether the nearest of the known names was meant; else list them, or what is `listed`."""
+    import difflib
+
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(listed or names)}"
 
 
 def is_interrupt(error: BaseException | None) -> bool:

@@ -12,7 +12,8 @@ Other packages add to Flatout by entry points; nothing of it is edited:
 
 from __future__ import annotations
 
-import importlib
+import difflib
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -41,6 +42,43 @@ def import_user_module(dotted: str, *, hint: str) -> ModuleType:
             if error.name is None or not f"{dotted}.".startswith(f"{error.name}."):
                 raise  # the module is there, and what it imports is not
             raise BadInput(f"there is no module {error.name!r}", hint=hint) from None
+
+
+def import_named(
+    name: str, *, what: str, form: str = "write it as package.module:name", where: str | None = None
+) -> Any:
+    """Import what the user names as package.module:attribute; `what` says what it is, the rest are hints."""
+    place, _, path = name.rpartition(":")
+    if not place or not path:
+        raise BadInput(f"{name!r} does not name a {what}", hint=form)
+    where = where or f"run where the {what}'s file lies, or put its folder on PYTHONPATH"
+    return attribute_of(import_user_module(place, hint=where), path, place=place)
+
+
+def attribute_of(module: ModuleType, path: str, *, place: str) -> Any:
+    """Return what a module has at a dotted path; `place` is what the user calls the module."""
+    found: Any = module
+    for part in path.split("."):
+        if not hasattr(found, part):
+            public = [key for key in dir(found) if not key.startswith("_")]
+            near = difflib.get_close_matches(part, public, n=1)
+            raise BadInput(
+                f"{place} has no {path!r}", hint=f"did you mean {place}:{near[0]}" if near else None
+            )
+        found = getattr(found, part)
+    return found
+
+
+def import_file(path: Path, *, name: str) -> ModuleType:
+    """Import a file of the user's as the module `name`."""
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise BadInput(f"{path} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where a dataclass looks up the names in its annotations
+    with calling(f"importing {path.name}"):
+        spec.loader.exec_module(module)
+    return module
 
 
 def make_importable(folder: str) -> None:

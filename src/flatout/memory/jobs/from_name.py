@@ -13,10 +13,7 @@ here: they are made by the trace, on tensors without data.
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import importlib.util
 import inspect
-import sys
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,7 +21,7 @@ from types import ModuleType
 from typing import Any
 
 from flatout.ground.errors import BadInput
-from flatout.ground.user_code import calling, import_user_module, make_importable
+from flatout.ground.user_code import attribute_of, calling, import_file, import_named, make_importable
 from flatout.memory.jobs import from_huggingface, from_lightning
 from flatout.memory.jobs.example_batch import maker_of, tensors_of
 from flatout.memory.jobs.from_objects import copied, is_lightning, optimizer_maker, own_loss
@@ -32,6 +29,7 @@ from flatout.memory.jobs.job import Job, Recipe
 
 PARTS = ("model", "batch", "loss", "optimizer")
 SPELLINGS = {"make_model": "model", "make_batch": "batch", "make_optimizer": "optimizer"}
+FORMS = "pkg.module:build, path/to/file.py:build, or a folder with a config.json"
 WHERE = "start in the folder that holds it, or name the file: path/to/file.py:build"
 RETURNED = "return a flatout Job, or (model, batch maker, loss, optimizer)"
 
@@ -205,24 +203,10 @@ def _check_batch(job: Job, *, name: str) -> None:
 
 def _named(name: str) -> Any:
     """Return the object behind `pkg.module:attribute` or `path/to/file.py:attribute`."""
-    place, colon, attribute = name.rpartition(":")
-    if not colon or not place or not attribute:
-        raise BadInput(
-            f"{name!r} does not name a model: it is not a folder with a config.json and has no ':function'",
-            hint="pkg.module:build, path/to/file.py:build, or a folder with a config.json",
-        )
-    module = _file_module(Path(place)) if place.endswith(".py") else import_user_module(place, hint=WHERE)
-    found: Any = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            near = difflib.get_close_matches(
-                part, [key for key in dir(found) if not key.startswith("_")], n=1
-            )
-            raise BadInput(
-                f"{place} has no {attribute!r}", hint=f"did you mean {place}:{near[0]}" if near else None
-            )
-        found = getattr(found, part)
-    return found
+    place, _, attribute = name.rpartition(":")
+    if place.endswith(".py") and attribute:
+        return attribute_of(_file_module(Path(place)), attribute, place=place)
+    return import_named(name, what="model", form=FORMS, where=WHERE)
 
 
 def _file_module(path: Path) -> ModuleType:
@@ -233,12 +217,6 @@ def _file_module(path: Path) -> ModuleType:
     if not path.is_file():
         raise BadInput(f"{path} does not exist")
     make_importable(str(path.parent))
-    name = f"flatout_job_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their own module up
+    module = import_file(path, name=f"flatout_job_{path.stem}_{zlib.crc32(str(path).encode()):08x}")
     cloudpickle.register_pickle_by_value(module)  # no other process could import it by this name
-    with calling(f"importing {path.name}"):
-        spec.loader.exec_module(module)
     return module

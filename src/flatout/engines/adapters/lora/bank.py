@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.ground.errors import BadInput
+from flatout.ground.errors import BadInput, near_hint
 from flatout.multiplex.products.trained import Maps
 
 DEFAULT_TARGETS = (
@@ -146,11 +146,7 @@ class AdapterBank:
     def number(self, name: str) -> int:
         """The number of an adapter by its name."""
         if name not in self.names:
-            near = difflib.get_close_matches(name, self.names, n=1)
-            raise BadInput(
-                f"no adapter {name!r}",
-                hint=f"did you mean {near[0]}?" if near else f"there are {', '.join(self.names)}",
-            )
+            raise BadInput(f"no adapter {name!r}", hint=near_hint(name, self.names))
         return self.names.index(name)
 
     def parameters_of(self, adapter: int) -> list[nn.Parameter]:

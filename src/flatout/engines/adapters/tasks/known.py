@@ -7,12 +7,9 @@ user's or of a package raises is shown as its own, with the line.
 
 from __future__ import annotations
 
-import difflib
 import importlib
-import importlib.util
 import inspect
 import pkgutil
-import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,8 +21,8 @@ from typing import Any
 import torch
 
 from flatout.engines.adapters.tasks.task import AdapterTask
-from flatout.ground.errors import BadInput, FlatoutError, is_interrupt
-from flatout.ground.user_code import calling, load_plugins
+from flatout.ground.errors import BadInput, FlatoutError, is_interrupt, near_hint
+from flatout.ground.user_code import import_file, load_plugins
 
 GROUP = "flatout.adapter_tasks"
 HERE = Path(__file__).parent
@@ -46,9 +43,7 @@ def task_named(name: str, *, folder: Path | None = None, **settings: Any) -> Ada
     """The task of this name, with its settings."""
     tasks = known_tasks(folder)
     if name not in tasks:
-        near = difflib.get_close_matches(name, tasks, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(tasks))}"
-        raise BadInput(f"there is no task {name!r}", hint=hint)
+        raise BadInput(f"there is no task {name!r}", hint=near_hint(name, sorted(tasks)))
     try:
         return tasks[name](**settings)
     except TypeError as error:
@@ -105,18 +100,7 @@ def _tasks_in(folder: Path | None) -> Iterator[Definition]:
         raise BadInput(f"{folder} is not a folder of tasks", hint="give a folder with one file per task")
     for path in sorted(folder.glob("*.py")):
         if not path.stem.startswith("_"):
-            yield from _tasks_of(_load(path))
-
-
-def _load(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{LOADED}{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise BadInput(f"{path} cannot be loaded as Python")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # where a dataclass looks up the names in its annotations
-    with calling(f"importing {path.name}"):
-        spec.loader.exec_module(module)
-    return module
+            yield from _tasks_of(import_file(path, name=f"{LOADED}{path.stem}"))
 
 
 def _tasks_of(module: ModuleType) -> Iterator[Definition]:

@@ -30,10 +30,10 @@ from flatout.engines.evolution.rewards.kinds import (
     RewardOfRows,
     Row,
     check_answer,
-    import_named,
     is_cheap,
 )
 from flatout.ground.errors import BadInput
+from flatout.ground.user_code import import_named
 
 FORMS = "def reward(completion, answer) -> float, or def reward(prompts, completions, **columns) -> list"
 KNOWN = "known: exact, numeric, bleu, format:PATTERN, package.module:function"
@@ -206,7 +206,7 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
 
 @functools.cache
 def _function_named(name: str) -> Callable[..., Any]:
-    found = import_named(name, what="reward")
+    found: object = import_named(name, what="reward")
     if not callable(found):
         raise BadInput(f"the reward {name!r} is not a function", hint=FORMS)
     return found

@@ -24,7 +24,6 @@ from fractions import Fraction
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from flatout.ground.errors import BadInput
-from flatout.ground.user_code import import_user_module
 
 # A minus after a digit, a letter or a closing bracket is an operator: "16-3" ends with 3, not with -3.
 _SIGN = r"(?:(?<![\w)\]])[-+\u2212])?"
@@ -155,19 +154,6 @@ class FormatMatch:
 
     def __call__(self, completion: str, answer: Mapping[str, Any], /) -> float:
         return float(re.search(self.pattern, completion) is not None)
-
-
-def import_named(name: str, *, what: str) -> object:
-    """The object that the user names as package.module:attribute; `what` says what it is for."""
-    place, _colon, attribute = name.partition(":")
-    if not place or not attribute:
-        raise BadInput(f"{name!r} does not name a {what}", hint="write it as package.module:name")
-    hint = f"run where the {what}'s file lies, or put its folder on PYTHONPATH"
-    module = import_user_module(place, hint=hint)
-    if not hasattr(module, attribute):
-        raise BadInput(f"{place} has no {attribute!r}", hint=f"define the {what} at the top of the module")
-    found: object = getattr(module, attribute)
-    return found
 
 
 def number_in(text: str, *, take: Take = "last") -> Fraction | None:

@@ -14,7 +14,6 @@ takes it by name, too (see `rewards.given`).
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import typing
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.engines.evolution.rewards.given import FORMS, as_reward
-from flatout.engines.evolution.rewards.kinds import Reward, import_named
+from flatout.engines.evolution.rewards.kinds import Reward
 from flatout.engines.evolution.tasks.arithmetic import Arithmetic
 from flatout.engines.evolution.tasks.countdown import Countdown
 from flatout.engines.evolution.tasks.digit_copy import DigitCopy
@@ -31,8 +30,8 @@ from flatout.engines.evolution.tasks.jsonl import FileTask
 from flatout.engines.evolution.tasks.prompt_file import PromptFile
 from flatout.engines.evolution.tasks.task import EvolutionTask, running, title_of
 from flatout.engines.evolution.tasks.translation import SentenceTranslation
-from flatout.ground.errors import BadInput
-from flatout.ground.user_code import load_plugins, make_importable
+from flatout.ground.errors import BadInput, near_hint
+from flatout.ground.user_code import import_named, load_plugins, make_importable
 
 GROUP = "flatout.evolution_tasks"
 ATTRIBUTES = ("name", "reward", "max_new_tokens", "stop")
@@ -51,11 +50,9 @@ def find_task(name_or_path: str | Path, **options: Any) -> EvolutionTask:
     elif (path := Path(name_or_path)).is_file():
         task, options = _task_of(path, tasks), {"path": path, **options}
     else:
-        near = difflib.get_close_matches(name, tasks, n=1)
-        known = f"known: {', '.join(tasks)}, a .jsonl file, or package.module:Class"
+        known = (*tasks, "a .jsonl file", "or package.module:Class")
         raise BadInput(
-            f"there is no task {name!r}, nor a file of this name",
-            hint=f"did you mean {near[0]}?" if near else known,
+            f"there is no task {name!r}, nor a file of this name", hint=near_hint(name, tasks, known)
         )
     settings = {key: _option(task, key, value) for key, value in options.items()}
     if issubclass(task, FileTask) and "path" not in settings:

@@ -28,7 +28,7 @@ from flatout.engines.steering.trials.trial_engine import (
     TrialEngine,
 )
 from flatout.ground.errors import BadInput
-from flatout.ground.user_code import calling, import_user_module
+from flatout.ground.user_code import calling, import_named
 
 Toward = Literal["positive", "negative"]
 DECODED_ROWS = 32  # generated texts that are decoded at a time; a kill may cost as many
@@ -159,14 +159,10 @@ class Judged:
 
 def find_judge(spec: str) -> tuple[Callable[[Question, str], float], str]:
     """Import `package.module:function`, and name it with a hash of its source: a study is bound to both."""
-    dotted, _, name = spec.partition(":")
-    hint = "write package.module:function; it is given a question and a text, and returns a number"
-    if not dotted or not name:
-        raise BadInput(f"the judge {spec!r} names no function", hint=hint)
-    module = import_user_module(dotted, hint=hint)
-    judge = getattr(module, name, None)
+    form = "write package.module:function; it is given a question and a text, and returns a number"
+    judge = import_named(spec, what="judge", form=form)
     if not callable(judge):
-        raise BadInput(f"{dotted} has no function {name!r}", hint=hint)
+        raise BadInput(f"the judge {spec!r} is not a function", hint=form)
     try:
         source = inspect.getsource(judge)
     except (OSError, TypeError):

@@ -94,7 +94,7 @@ def test_a_judge_is_named_by_its_module_and_bound_to_its_source(
     with pytest.raises(BadInput, match=r"the judge broken raised AttributeError") as raised:
         scores(Judged(tokenizer(), broken, name="broken", max_new_tokens=1), [(None, questions(1)[0])])
     assert raised.value.hint == f"at {tmp_path / 'my_judge.py'}:5"
-    for wrong, words in (("my_judge", "names no function"), ("my_judge:no", "has no function 'no'")):
+    for wrong, words in (("my_judge", "does not name a judge"), ("my_judge:no", "my_judge has no 'no'")):
         with pytest.raises(BadInput, match=words):
             find_judge(wrong)
 
