@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+from flatout.doctor.finding import Ceiling, Finding
+from flatout.doctor.rule import all_rules
+from flatout.measure.evidence import Place
+
 ROOT = Path(__file__).resolve().parents[2]
 BENCHMARK = ROOT / "benchmarks" / "diagnosis"
 
@@ -20,8 +24,8 @@ BENCHMARK = ROOT / "benchmarks" / "diagnosis"
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Modules of the benchmark and of the docs, which are scripts and not packages."""
-    names = ("fixes", "table", "turns", "diagnosis_figures")
-    for folder in (BENCHMARK, ROOT / "docs"):
+    names = ("fixes", "reports", "score", "table", "turns", "twins", "diagnosis_figures")
+    for folder in (BENCHMARK, ROOT / "docs", ROOT / "tests" / "planted"):
         monkeypatch.syspath_prepend(str(folder))
 
     def load_module(name: str) -> ModuleType:
@@ -42,6 +46,42 @@ def test_every_planted_script_can_be_mended(load: Any) -> None:
         assert text != (fixes.PLANTED / rule / "planted.py").read_text()
         assert "# guilty" not in text
         assert ("num_workers=3" in text) == fixes.needs_workers(rule)
+
+
+def test_every_rebuilt_report_marks_one_rule_and_can_be_mended(load: Any) -> None:
+    reports, score = load("reports"), load("score")
+    scripts = {path.stem: path.read_text() for path in (BENCHMARK / "reports").glob("*.py")}
+    assert set(scripts) == set(reports.REPORTS)
+    known = {rule.name for rule in all_rules()}
+    for name, text in scripts.items():
+        assert "args.mended" in text
+        (mark,) = (mark for mark in score.marks(text, rule=name) if mark.required)
+        assert mark.rules[0] in known
+
+
+def test_the_finding_of_a_rebuilt_report_is_its_rules_best(load: Any) -> None:
+    reports, score = load("reports"), load("score")
+    mark = score.Mark(line=7, rules=("sync-in-step",), required=True, device=None)
+
+    def said(name: str, line: int, speedup: float) -> Finding:
+        return Finding(
+            code="FO000",
+            name=name,
+            place=Place(file="train.py", line=line),
+            message="",
+            evidence=(),
+            share=None,
+            ceiling=Ceiling(step_s=1.0, speedup=speedup, kind="reads-free"),
+            fix="",
+            safety="exact",
+        )
+
+    others = [said("loader-bound", 7, 3.0), said("sync-in-step", 5, 2.0)]
+    assert reports.found_at(mark, others)["found"] == 5
+    assert reports.found_at(mark, others[:1])["as"] == "loader-bound"
+    assert reports.found_at(mark, [said("loader-bound", 8, 3.0)])["found"] is None
+    found = reports.found_at(mark, [*others, said("sync-in-step", 7, 1.5), said("sync-in-step", 9, 1.2)])
+    assert (found["found"], found["rank"], found["ceiling"]) == (7, 3, 1.5)
 
 
 def test_darkroom_is_mended_by_one_gather(load: Any, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ NOT_RECORDED = {
     *("launch_bound_step", "unfused_optimizer", "full_precision_matmul", "layout_transposes"),
     *("empty_cache_in_loop", "synchronize_in_loop", "mask_indexing", "hidden_library_sync"),
     *("near_out_of_memory", "allocator_fragmentation"),
-    *("blocking_copy", "device_round_trip", "oversized_input_dtype"),
+    *("blocking_copy", "device_round_trip", "oversized_input_dtype", "misaligned_dimensions"),
 }
 
 

@@ -70,6 +70,7 @@ ARMS = {
     "uncompiled": ("as it was written, not compiled", "what torch.compile made of it"),
     "fused-attention": ("with attention in one call", "attention that is written out"),
     "channels-last": ("with channels last", "the layout of convolutions"),
+    "padded-products": ("with layers padded to multiples of 64", "the odd sizes of layers"),
     "same": ("with nothing changed", "chance"),
 }
 

@@ -7,6 +7,7 @@ from flatout.measure.arms.arm import Propose
 from flatout.measure.arms.batches import kept_batches, staged, trimmed, whole_batches, workers
 from flatout.measure.arms.knock_out import function_blocks, leave_out
 from flatout.measure.arms.switches import (
+    alignment,
     attention,
     checkpointing,
     convolutions,
@@ -37,4 +38,5 @@ PROPOSERS: tuple[Propose, ...] = (
     uncompiled.propose,
     convolutions.propose,
     attention.propose,
+    alignment.propose,
 )

@@ -7,4 +7,5 @@ uncompiled       what torch.compile compiled, as it was written
 no_grad          a model call of which nobody wants the gradients
 convolutions     weights with their channels last
 attention        attention that is written out, in one fused call
+alignment        weights of odd sizes, padded
 """
