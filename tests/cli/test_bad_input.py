@@ -188,7 +188,8 @@ def test_a_script_that_forks_workers_and_is_interrupted(number: int, tmp_path: P
         process.send_signal(number)
 
     ran = diagnose("--save", "e.json", "train.py", folder=tmp_path, schedule=ENDLESS, during=interrupt)
-    assert (ran.code, ran.stdout, ran.left) == (130, "", ())
+    assert (ran.code, ran.left) == (130, ())
+    assert ran.stdout in ("", "training\n")  # again, where an arm under which it failed came first
     # a worker that was handing over a tensor may be cut off in mid-complaint; the job and flatout say no more
     before, said, after = ran.stderr.partition("flatout: interrupted after ")
     assert said

@@ -90,6 +90,14 @@ def test_a_script_that_fails_without_a_statement_is_measured_with_it(tmp_path: P
     assert "n/a" in finding  # a share, and no ceiling: nothing was left out
 
 
+def test_an_interrupt_that_meets_a_job_which_an_arm_has_just_ended_ends_the_diagnosis(tmp_path: Path) -> None:
+    """The job no longer hears it; it must not be run again."""
+    outcome = diagnose("misbehaves.py", "half-interrupted", save=tmp_path / "evidence.json")
+    assert outcome.code == 130, outcome.stderr
+    assert "flatout: interrupted after " in outcome.stderr and "measuring again" not in outcome.stderr
+    assert outcome.evidence is not None and outcome.evidence.job.ended == "interrupted"
+
+
 def test_a_module_of_a_package_that_ends_before_the_plan_does(tmp_path: Path) -> None:
     package = tmp_path / "jobs"
     package.mkdir()

@@ -71,6 +71,11 @@ class Interrupts:
             number, self._number = self._number, None
             raise _interrupt(number)
 
+    def take(self) -> bool:
+        """Whether a signal came while interrupts were put off; its owner ends the work, nothing is raised."""
+        came, self._number = self.came, None
+        return came
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Put interrupts off to the end of the block; an error in it comes first."""

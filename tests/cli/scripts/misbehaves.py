@@ -1,6 +1,7 @@
 """A loop that ends badly, or will not end, in the way its first argument names."""
 
 import os
+import signal
 import sys
 import threading
 
@@ -12,7 +13,10 @@ WAY = sys.argv[1]
 
 
 def step(model, optimizer, inputs):
-    if WAY == "half":
+    if WAY == "half-interrupted" and len(inputs) < 16:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        os.kill(os.getppid(), signal.SIGINT)
+    if WAY.startswith("half"):
         inputs = inputs.view(16, 64)
     loss = model(inputs).square().mean()
     optimizer.zero_grad()

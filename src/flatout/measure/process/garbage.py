@@ -3,13 +3,19 @@
 A collection walks the objects of its generation while the interpreter stands still: some microseconds for
 new ones, but a tenth of a second for all of a job that holds a million.  The collector says when it begins
 and ends, so that nothing has to be guessed, and a job without collections pays nothing.
+
+Python drops what is raised in a listener of the collector.  A signal that came during a collection raises
+in the first Python code after it, which is the listener: a Ctrl-C would be lost.  It is sent once more.
 """
 
 from __future__ import annotations
 
 import gc
 import itertools
+import os
+import signal
 import sys
+import threading
 from typing import Any
 
 from flatout.measure.clock import now
@@ -17,6 +23,7 @@ from flatout.measure.evidence import Garbage, Place
 from flatout.measure.patches import Patches, keep_out_of_graphs
 from flatout.measure.user_code import UserCode
 
+AGAIN_S = 0.01  # after a dropped interrupt: the listener has returned
 MOST_OF_IT = 0.9  # of all pauses, by which the steps that have them are counted
 
 
@@ -35,6 +42,15 @@ class GarbageWatch:
         keep_out_of_graphs(GarbageWatch._note)
         gc.callbacks.append(self._note)
         patches.on_undo(lambda: gc.callbacks.remove(self._note))
+        shown = sys.unraisablehook
+
+        def show_or_send_again(dropped: sys.UnraisableHookArgs) -> None:
+            if dropped.object == self._note and issubclass(dropped.exc_type, KeyboardInterrupt):
+                threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
+            else:
+                shown(dropped)
+
+        patches.replace(sys, "unraisablehook", show_or_send_again)
         collect = gc.collect
 
         def collect_noted(*args: Any, **kwargs: Any) -> int:

@@ -84,6 +84,9 @@ def run_job(
     before = _stamp(own_path)
     end = _run_within(options, script_stdout_to_stderr, on_progress, distributed=distributed)
     evidence = _read(own_path, before, end, command[0])
+    if end.interrupted and end.code == ARM_FAILED:  # the interrupt met a job that an arm had just ended
+        evidence = dataclasses.replace(evidence, job=dataclasses.replace(evidence.job, ended="interrupted"))
+        save_evidence(evidence, own_path)
     if distributed and read_launch().is_first:
         evidence = exchange.gather(evidence)
         save_evidence(evidence, evidence_path)
@@ -107,7 +110,7 @@ def _run_within(
         began_s = time.monotonic()
         end = _run_child(options, to_stderr, on_progress)
         now_s = time.monotonic()
-        if end.code != ARM_FAILED or end.failed_arm is None:
+        if end.interrupted or end.code != ARM_FAILED or end.failed_arm is None:
             return end
         if not distributed and deadline_s - now_s < now_s - began_s:
             break
@@ -165,6 +168,8 @@ def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[
             interrupts.hold()
             _end_leftovers(mark)
         thread.join(timeout=1.0)
+        if interrupts.take():  # while leftovers were ended
+            end = dataclasses.replace(end, interrupted=True)
     if end.code == NOT_WRITTEN:
         raise FlatoutError(f"the evidence could not be written: {'; '.join(told.errors)}", hint="--save FILE")
     return dataclasses.replace(end, failed_arm=told.failed_arm)

@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import ctypes
+import functools
 import gc
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -73,3 +78,31 @@ def test_a_stopped_watch_collects_nothing(watch: GarbageWatch) -> None:
 def test_the_steps_that_hold_most_pauses_are_counted() -> None:
     assert num_paused([0.0, 0.5, 0.0, 0.001]) == 1
     assert num_paused([1.0, 1.0, 1.0, 1.0]) == 4
+
+
+@pytest.fixture
+def only_listener(watch: GarbageWatch) -> Iterator[None]:
+    others = [listener for listener in gc.callbacks if listener != watch._note]
+    for listener in others:
+        gc.callbacks.remove(listener)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+    gc.callbacks[:0] = others
+
+
+def collect_and_wait() -> None:
+    gc.collect()
+    time.sleep(60)
+
+
+@pytest.mark.usefixtures("only_listener")
+def test_an_interrupt_that_comes_during_a_collection_is_not_lost() -> None:
+    class Interrupts:
+        __del__ = functools.partial(ctypes.CDLL(None).kill, os.getpid(), signal.SIGINT)  # then the listener
+
+    found = Interrupts()
+    found.itself = found  # type: ignore[attr-defined]
+    del found
+    with pytest.raises(KeyboardInterrupt):
+        collect_and_wait()
