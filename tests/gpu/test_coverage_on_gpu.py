@@ -15,7 +15,10 @@ from tests.cli.test_coverage_page import ROOT, Row, rows
 pytestmark = pytest.mark.gpu
 
 # What the output of a row must hold, by its number.
-SHOWN = {"1.10": r"(?m)^ *>?  ?\S.* \d+(\.\d+)? (s|ms|µs)$"}  # the measured time of a suggestion's step
+SHOWN = {
+    "1.10": r"(?m)^ *>?  ?\S.* \d+(\.\d+)? (s|ms|µs)$",  # the measured time of a suggestion's step
+    "3.5": r"'steps: compiled': ",
+}
 
 
 def needing_a_gpu() -> list[Row]:
