@@ -42,15 +42,20 @@ def read_document(path: Path, shape: type[Shape], kind: DocumentKind) -> Shape:
         raise BadInput(f"{path} does not exist, and {kind.what} is needed", hint=kind.hint) from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}", hint=kind.hint) from None
+    return decode_document(document, shape, kind, name=str(path))
+
+
+def decode_document(document: Any, shape: type[Shape], kind: DocumentKind, *, name: str) -> Shape:
+    """Make plain values that say what they are into a dataclass; `name` says where they come from."""
     if not isinstance(document, dict) or document.get("format") != kind.format:
-        raise BadInput(f"{path} is not {kind.what}", hint=kind.hint)
+        raise BadInput(f"{name} is not {kind.what}", hint=kind.hint)
     found = document.get("version")
     if not isinstance(found, int) or found > kind.version:
         raise BadInput(
-            f"{path} has version {found}; this flatout reads up to {kind.version}",
+            f"{name} has version {found}; this flatout reads up to {kind.version}",
             hint="install the release that wrote it",
         )
     try:
         return decode(shape, document)
     except WrongShape as error:
-        raise BadInput(f"{path} is damaged: {error}", hint=kind.hint) from None
+        raise BadInput(f"{name} is damaged: {error}", hint=kind.hint) from None

@@ -30,12 +30,11 @@ from typing import Literal, NoReturn
 import psutil
 
 from flatout.ground.atomic_files import FULL, replace_whole
-from flatout.ground.codec import WrongShape, decode
+from flatout.ground.documents import DocumentKind, decode_document
 from flatout.ground.errors import BadInput, Interrupted
 from flatout.ground.torchrun import Launch, read_launch
 
-RUN_VERSION = 1
-FORMAT = "flatout-run"
+RUN = DocumentKind(format="flatout-run", version=1, what="a run", hint="flatout watch --list shows the runs")
 VARIABLE_OF_RUNS = "FLATOUT_RUNS"
 HOME = ".flatout"
 RUN_FILE = "run.json"
@@ -210,7 +209,7 @@ def write_run(folder: Path, run: Run) -> None:
     died because its end could not be kept.
     """
     kept = replace(run, command=redact(run.command), end=None if run.end is None else redact_text(run.end))
-    document = {"format": FORMAT, "version": RUN_VERSION, **asdict(kept)}
+    document = {"format": RUN.format, "version": RUN.version, **asdict(kept)}
     path, content = folder / RUN_FILE, (json.dumps(document, indent=1) + "\n").encode()
     try:
         replace_whole(path, content)
@@ -295,15 +294,10 @@ def read_run(folder: Path) -> Run:
         text = read_regular(path, most_bytes=LARGEST_RUN_FILE).decode()
         data = json.loads(text, parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(
-            f"{folder} holds no run: {error}", hint="flatout watch --list shows the runs"
-        ) from None
-    version = data.get("version") if isinstance(data, dict) and data.get("format") == FORMAT else None
-    if not isinstance(version, int) or version > RUN_VERSION:
-        raise BadInput(f"{path} has version {version}; this flatout reads up to {RUN_VERSION}")
+        raise BadInput(f"{folder} holds no run: {error}", hint=RUN.hint) from None
     try:
-        run = decode(Run, data)
-    except (WrongShape, RecursionError, OverflowError) as error:
+        run = decode_document(data, Run, RUN, name=str(path))
+    except (RecursionError, OverflowError) as error:
         raise BadInput(f"{path} is damaged: {error}") from None
     times = [time_s for time_s in (run.started_s, run.ended_s, run.process_started_s) if time_s is not None]
     if not 0 < run.pid <= HIGHEST_PID or not all(0 <= time_s < LATEST_S for time_s in times):

@@ -21,12 +21,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from flatout.ground.codec import WrongShape, decode, encode
-from flatout.ground.errors import BadInput
+from flatout.ground.codec import encode
+from flatout.ground.documents import DocumentKind, decode_document
 from flatout.ground.units import UNKNOWN
 
-SAMPLE_VERSION = 1
-FORMAT = "flatout-sample"
+SAMPLE = DocumentKind(
+    format="flatout-sample", version=1, what="a Sample", hint="flatout watch --json prints them"
+)
+ABOUT = {"format": SAMPLE.format, "version": SAMPLE.version}
 
 # How samples merge where neither "mean of floats" nor "last of the rest" would be right.
 PEAK = {"merge": "peak"}  # what matters of memory is the most of it
@@ -198,23 +200,13 @@ class Sample:
         data = encode(self)
         if self.job is not None and self.job.has_bad_loss:
             data["job"] |= {"loss": None, "loss_is_finite": False}
-        return {"format": FORMAT, "version": SAMPLE_VERSION, **data}
+        return {**ABOUT, **data}
 
     @classmethod
     def from_json(cls, data: Any) -> Sample:
         """Read what `to_json` or `lean` wrote; raise BadInput for anything else."""
-        if not isinstance(data, dict) or data.get("format", FORMAT) != FORMAT:
-            raise BadInput("this is not a Sample")
-        version = data.get("version", SAMPLE_VERSION)
-        if not isinstance(version, int) or version > SAMPLE_VERSION:
-            raise BadInput(
-                f"the Sample has version {version}; this flatout reads up to {SAMPLE_VERSION}",
-                hint="pip install --upgrade flatout",
-            )
-        try:
-            return decode(cls, data)
-        except WrongShape as error:
-            raise BadInput(f"the Sample is damaged: {error}") from None
+        whole = {**ABOUT, **data} if isinstance(data, dict) else data
+        return decode_document(whole, cls, SAMPLE, name="this")
 
 
 def lean(value: Any) -> Any:

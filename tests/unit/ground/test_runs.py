@@ -108,7 +108,7 @@ def test_a_run_is_found_by_its_path_its_name_or_a_part_of_it(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("", "holds no run"), ("[]", "version None"), ('{"format": "flatout-run", "version": 9}', "version 9")],
+    [("", "holds no run"), ("[]", "is not a run"), ('{"format": "flatout-run", "version": 9}', "version 9")],
 )
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path, text: str, word: str) -> None:
     (tmp_path / RUN_FILE).write_text(text)
