@@ -5,15 +5,16 @@ that fault, `clean.py` does the same work without it.  Marks in the scripts say 
 
     # guilty                 this line must be found, by the folder's rule
     # guilty: NAME           the same by another rule
+    # guilty: NAME, largest  of several causes the one that costs most: the finding that must come first
     # guilty on cuda         the same, but only where the job computes on that kind of device
     # also: NAME, NAME       these rules may speak of this line too; `on cuda` may follow
     # decoy: NAME            popular advice that is wrong of this line, or of the whole script
 
 Everything else that is said about a script is wrong.  The scripts of `decoys/` have no fault, or one whose
-remedy is another than the usual one: each has at least one line that a hasty eye would blame.  Live runs use
-`flatout diagnose` on this machine; evidence recorded on another (`<rule>/evidence/{planted,clean}_<device>.json`) is replayed, so that rules
-which need a GPU are scored without one.  A recording whose source lines differ from the script is stale,
-and an error.
+remedy is another than the usual one: each has at least one line that a hasty eye would blame.  Those of
+`several/` have two or three faults.  Live runs use `flatout diagnose` on this machine; evidence recorded on
+another (`<folder>/evidence/<script>_<device>.json`) is replayed, so that rules which need a GPU are scored
+without one.  A recording whose source lines differ from the script is stale, and an error.
 
     python tests/planted/score.py                        live runs and replays, exit code 1 on any fault
     python tests/planted/score.py --only sync_in_step    one rule
@@ -48,13 +49,13 @@ from flatout.measure.evidence_file import decode_evidence, load_evidence, save_e
 
 PLANTED = Path(__file__).resolve().parent
 SCRIPTS = ("planted", "clean")
-DECOYS = "decoys"
+DECOYS, SEVERAL = "decoys", "several"  # folders of scripts that are no rule's pair
 LIMIT_S = 180  # beyond the time that a diagnosis is given
 TOGETHER = 2  # cases on as many cores
 SECONDS = 30.0  # of one diagnosis; a quiet machine needs a third of it
 
 _MARK = re.compile(
-    r"#\s*(?:(?P<guilty>guilty)(?::\s*(?P<name>[a-z-]+))?|also:\s*(?P<also>[a-z, -]+?))"
+    r"#\s*(?:(?P<guilty>guilty)(?::\s*(?P<name>[a-z-]+))?(?P<largest>, largest)?|also:\s*(?P<also>[a-z, -]+?))"
     r"(?:\s+on\s+(?P<device>\w+))?\s*(?=#|$)"
 )
 
@@ -67,6 +68,7 @@ class Mark:
     rules: tuple[str, ...]
     required: bool
     device: str | None  # None: on any
+    largest: bool = False  # of the required ones
 
     def holds_on(self, device: str) -> bool:
         return self.device in (None, device)
@@ -82,7 +84,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        how = "live" if self.recording is None else self.recording.stem.partition("_")[2]
+        how = "live" if self.recording is None else self.recording.stem.rpartition("_")[2]
         return f"{self.rule}/{self.script.stem} {how}"
 
 
@@ -98,6 +100,7 @@ class Score:
     inexact: tuple[str, ...] = ()  # the right rule at another line
     missed: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
+    first: str | None = None  # what was said first, where it is not the largest cause
     error: str | None = None
 
     @property
@@ -125,14 +128,22 @@ def cases(*, only: str | None = None, live: bool = True, planted: Path = PLANTED
         ):
             continue
         for stem in SCRIPTS:
-            script = folder / f"{stem}.py"
-            if live:
-                found.append(Case(rule=folder.name, script=script))
-            for recording in sorted((folder / "evidence").glob(f"{stem}_*.json")):
-                found.append(Case(rule=folder.name, script=script, recording=recording))
-    if live and only in (None, DECOYS):
-        found += [Case(rule=DECOYS, script=script) for script in sorted((planted / DECOYS).glob("*.py"))]
+            found += _cases_of(folder / f"{stem}.py", live=live)
+    for name in (DECOYS, SEVERAL):
+        if only in (None, name):
+            for script in sorted((planted / name).glob("*.py")):
+                found += _cases_of(script, live=live)
     return found
+
+
+def _cases_of(script: Path, *, live: bool) -> list[Case]:
+    recordings = [
+        path
+        for path in sorted((script.parent / "evidence").glob(f"{script.stem}_*.json"))
+        if path.stem.rpartition("_")[0] == script.stem
+    ]
+    given = [None, *recordings] if live else recordings
+    return [Case(rule=script.parent.name, script=script, recording=recording) for recording in given]
 
 
 def marks(source: str, *, rule: str) -> list[Mark]:
@@ -143,7 +154,15 @@ def marks(source: str, *, rule: str) -> list[Mark]:
             required = mark["guilty"] is not None
             names = mark["name"] or kebab(rule) if required else mark["also"].strip()
             rules = tuple(re.split(r"[,\s]+", names))
-            found.append(Mark(line=number, rules=rules, required=required, device=mark["device"]))
+            found.append(
+                Mark(
+                    line=number,
+                    rules=rules,
+                    required=required,
+                    device=mark["device"],
+                    largest=mark["largest"] is not None,
+                )
+            )
     return found
 
 
@@ -181,7 +200,18 @@ def judge(case: Case, findings: Sequence[Finding], *, device: str) -> Score:
         inexact=tuple(inexact),
         missed=tuple(f"{rule} at line {line}" for rule, line in sorted(missing)),
         wrong=tuple(wrong),
+        first=_said_first(held, said),
     )
+
+
+def _said_first(held: Sequence[Mark], said: Sequence[tuple[str, int | None]]) -> str | None:
+    """What was said first, where that is not the largest cause; None where there is nothing to find."""
+    required = [mark for mark in held if mark.required]
+    largest = {(mark.rules[0], mark.line) for mark in required if mark.largest}
+    wanted = largest or {(mark.rules[0], mark.line) for mark in required}
+    if not wanted or (said and said[0] in wanted):
+        return None
+    return "nothing" if not said else f"{said[0][0]} at line {said[0][1]}"
 
 
 def _line_in(script: Path, place: Place | None) -> int | None:
@@ -302,14 +332,15 @@ def _code(line: str) -> str:
 def unproven(scores: Sequence[Score]) -> list[str]:
     """Guilty lines that no scored case was expected to find."""
     proven = {score.case.rule for score in scores if score.expected}
-    return sorted({score.case.rule for score in scores} - proven - {DECOYS})
+    return sorted({score.case.rule for score in scores} - proven - {DECOYS, SEVERAL})
 
 
 def table(scores: Sequence[Score]) -> Iterator[str]:
-    """The cases, then precision, recall and exact lines over all of them."""
+    """The cases, then the sums over all of them."""
     width = max(len(score.case.name) for score in scores)
     for score in scores:
         verdict = "; ".join(score.faults) or ("found" if score.expected else "silent")
+        verdict += f"; said first: {score.first}" if score.first else ""
         yield f"{score.case.name:<{width}}  {score.device or 'n/a':<5} {verdict}"
     yield ""
     for name, words in sums(scores).items():
@@ -317,18 +348,20 @@ def table(scores: Sequence[Score]) -> Iterator[str]:
 
 
 def sums(scores: Sequence[Score]) -> dict[str, str]:
-    """Precision, recall and exact lines over all cases."""
+    """Precision, recall, exact lines and causes in their order, over all cases."""
     expected = sum(score.expected for score in scores)
     exact = sum(score.exact for score in scores)
     allowed = sum(score.allowed for score in scores)
     found = exact + sum(len(score.inexact) for score in scores)
     said = found + allowed + sum(len(score.wrong) for score in scores)
     decoys = [score for score in scores if score.case.rule == DECOYS]
+    guilty = [score for score in scores if score.expected]
     clean = [score for score in scores if score.case.script.stem == "clean"]
     return {
         "precision": _ratio(found + allowed, said),
         "recall": _ratio(found, expected),
         "exact line": _ratio(exact, found),
+        "top-1 cause": _ratio(sum(score.first is None for score in guilty), len(guilty)),
         "clean twins": _ratio(sum(not score.faults for score in clean), len(clean)),
         "decoys": _ratio(sum(not score.faults for score in decoys), len(decoys)),
     }

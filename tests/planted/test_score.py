@@ -70,7 +70,7 @@ def is_case(item: pytest.Item) -> bool:
 
 
 def test_every_rule_is_planted_and_has_a_clean_twin():
-    rules = {case.rule for case in CASES} - {score.DECOYS}
+    rules = {case.rule for case in CASES} - {score.DECOYS, score.SEVERAL}
     one_process = {rule.name for rule in all_rules() if not rule.code.startswith("FO7")}
     assert {score.kebab(rule) for rule in rules} == one_process
     for rule in rules:
@@ -93,7 +93,7 @@ def test_every_guilty_line_is_judged_on_a_device_where_it_counts():
     """A rule that needs a GPU is proven here by what was recorded on one."""
     recorded = {case.rule for case in CASES if case.recording is not None}
     assert not NOT_RECORDED & recorded, "recorded by now: take it off the list"
-    for rule in {case.rule for case in CASES} - NOT_RECORDED - {score.DECOYS}:
+    for rule in {case.rule for case in CASES} - NOT_RECORDED - {score.DECOYS, score.SEVERAL}:
         wanted = {
             mark.device
             for mark in score.marks((PLANTED / rule / "planted.py").read_text(), rule=rule)
@@ -192,6 +192,28 @@ def test_a_rule_that_may_speak_of_a_line_is_neither_right_nor_wrong(case):
         case, [finding("tensor-created-in-loop", 3), finding("sync-in-step", 4)], device="cpu"
     )
     assert (judged.allowed, judged.faults) == (1, ())
+
+
+def test_the_largest_cause_is_to_be_said_first(case):
+    case.script.write_text(SOURCE.replace("# guilty\n", "# guilty, largest\n"))
+    found = [finding("tensor-created-in-loop", 3), finding("sync-in-step", 4)]
+    assert score.judge(case, found, device="cuda").first is None
+    turned = score.judge(case, found[::-1], device="cpu")
+    assert (turned.first, turned.faults) == ("sync-in-step at line 4", ())
+    assert score.judge(case, [], device="cpu").first == "nothing"
+    text = "\n".join(score.table([turned, score.judge(case, found, device="cpu")]))
+    assert "top-1 cause   50.0%  (1 of 2)" in text
+
+
+def test_every_script_of_several_causes_names_the_largest():
+    scripts = {case.script for case in CASES if case.rule == score.SEVERAL}
+    assert len(scripts) >= 10
+    for script in scripts:
+        found = score.marks(script.read_text(), rule=score.SEVERAL)
+        for device in {mark.device for mark in found if mark.required} - {None} or {"cpu"}:
+            required = [mark for mark in found if mark.required and mark.holds_on(device)]
+            assert len(required) >= 2, script.name
+            assert sum(mark.largest for mark in required) == 1, script.name
 
 
 def test_saying_it_twice_is_wrong(case):

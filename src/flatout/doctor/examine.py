@@ -82,7 +82,7 @@ def _explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
         or explains_rows(finding, other)
         or explains_read(finding, other)
         or explains_launches(finding, other)
-        or (finding.code in _explained_by(other.code) and _is_at(finding, other))
+        or (finding.code in _explained_by(other.code) and _is_at(finding, other, evidence))
     )
 
 
@@ -90,11 +90,12 @@ def _explained_by(code: str) -> tuple[str, ...]:
     return next((rule.explains for rule in all_rules() if rule.code == code), ())
 
 
-def _is_at(one: Finding, other: Finding) -> bool:
-    """Whether two findings are of the same line."""
+def _is_at(one: Finding, other: Finding, evidence: Evidence) -> bool:
+    """Whether two findings are of the same line, or the other one of a loop around it."""
     if one.place is None or other.place is None:
         return one.place is other.place
-    return (one.place.file, one.place.line) == (other.place.file, other.place.line)
+    loops = evidence.stacks.loops.get(str(one.place), ()) if evidence.stacks is not None else ()
+    return one.place.file == other.place.file and other.place.line in (one.place.line, *loops)
 
 
 def _for_the_job(finding: Finding, evidence: Evidence) -> Finding:

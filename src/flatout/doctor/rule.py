@@ -3,8 +3,8 @@
 A rule module has a docstring whose first line is `FO301 tensor-created-in-loop`, followed by five
 sections (What it does, Why it costs, Evidence, Fix, Fix safety), a function `detect(evidence) ->
 list[Finding]`, and `ARMS`: the kinds of arms that prove it, the one that does what the fix does first.  Two
-more names are optional: `EXPLAINS`, codes of rules whose finding of the same line it takes the place of, and
-`TUNE`, treatments and patches by which `flatout tune` tries its fix.
+more names are optional: `EXPLAINS`, codes of rules whose finding of the same line, or in the loop that
+begins there, it takes the place of, and `TUNE`, treatments and patches by which `flatout tune` tries its fix.
 The file's name is the kebab name with underscores.  Tables, `flatout rules` and the docs are made from
 these.  The sections are markdown, so that an example of a fix can be shown as code.
 

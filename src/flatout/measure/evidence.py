@@ -183,6 +183,7 @@ class Loader:
     calls: tuple[Call, ...] = ()
     lines: tuple[FetchLine, ...] = ()  # where the time of a batch goes, most first
     streams: bool = False  # an IterableDataset, of which every worker has all samples
+    takes_many: bool = False  # its dataset is asked for all samples of a batch at once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

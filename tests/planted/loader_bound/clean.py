@@ -6,7 +6,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-BATCH_S = 0.012  # what the store takes to answer
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BATCH_S = 0.012 if DEVICE == "cuda" else 0.06  # what the store takes to answer
+WIDTH = 512 if DEVICE == "cuda" else 1024  # of steps beside which handing a batch over is little
 
 
 class Store(Dataset):
@@ -25,23 +27,22 @@ class Store(Dataset):
 
 def main():
     torch.manual_seed(2)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     loader = DataLoader(
         Store(),
-        batch_size=128,
+        batch_size=256,
         shuffle=True,
-        num_workers=24 if device == "cuda" else 6,
+        num_workers=24 if DEVICE == "cuda" else 6,
         persistent_workers=True,
         collate_fn=lambda x: x,
     )
     model = nn.Sequential(
-        nn.Linear(32, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1)
-    ).to(device)
+        nn.Linear(32, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1)
+    ).to(DEVICE)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _epoch in range(1000):
         for readings in loader:
             optimizer.zero_grad()
-            model(readings.to(device)).square().mean().backward()
+            model(readings.to(DEVICE)).square().mean().backward()
             optimizer.step()
 
 

@@ -14,8 +14,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
 
 def balanced(losses, label):
     parts = []
-    for number in range(CLASSES):
-        parts.append(losses[label == number].mean())  # guilty on cuda  # also: costly-block on cpu
+    for number in range(CLASSES):  # also: costly-block on cpu
+        parts.append(losses[label == number].mean())  # guilty on cuda
     return torch.stack(parts).mean()
 
 

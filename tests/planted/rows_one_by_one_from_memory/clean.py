@@ -13,7 +13,7 @@ class Rows(TensorDataset):
 def main():
     torch.manual_seed(7)
     x, y = torch.randn(65536, 32), torch.randn(65536)
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+    model = nn.Sequential(nn.Linear(32, 448), nn.ReLU(), nn.Linear(448, 192), nn.ReLU(), nn.Linear(192, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader = DataLoader(Rows(x, y), batch_size=256, shuffle=True, collate_fn=lambda batch: batch)
     for epoch in range(1000):

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 def main():
     torch.manual_seed(7)
     x, y = torch.randn(65536, 32), torch.randn(65536)
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 1))
+    model = nn.Sequential(nn.Linear(32, 448), nn.ReLU(), nn.Linear(448, 192), nn.ReLU(), nn.Linear(192, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     loader = DataLoader(TensorDataset(x, y), batch_size=256, shuffle=True)  # guilty
     for epoch in range(1000):

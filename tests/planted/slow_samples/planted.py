@@ -24,9 +24,11 @@ class Documents(Dataset):
 
 def main():
     torch.manual_seed(4)
-    model = nn.Sequential(nn.Linear(NUM_WORDS, 128), nn.ReLU(), nn.Linear(128, 4))
+    model = nn.Sequential(
+        nn.Linear(NUM_WORDS, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 4)
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = DataLoader(Documents(), batch_size=32, shuffle=True)  # also: single-process-loading
+    loader = DataLoader(Documents(), batch_size=16, shuffle=True)  # also: single-process-loading
     for epoch in range(500):
         for counts, labels in loader:
             loss = nn.functional.cross_entropy(model(counts), labels)

@@ -79,7 +79,7 @@ class LoaderRecord:
 
 def configuration(loader: Any) -> dict[str, Any]:
     """The fields of `Loader` that a DataLoader itself tells."""
-    from torch.utils.data import IterableDataset
+    from torch.utils.data import IterableDataset, Subset
 
     try:
         num_batches: int | None = len(loader)
@@ -95,6 +95,7 @@ def configuration(loader: Any) -> dict[str, Any]:
         "prefetch_factor": loader.prefetch_factor,
         "num_batches": num_batches,
         "streams": isinstance(loader.dataset, IterableDataset),
+        "takes_many": hasattr(loader.dataset, "__getitems__") and not isinstance(loader.dataset, Subset),
     }
 
 

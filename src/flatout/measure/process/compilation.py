@@ -56,13 +56,13 @@ class CompilationWatch:
         self._num_breaks = 0
         self.num_steps = 0
 
-    def step_end(self, label: str) -> None:
-        """A step of an arm or instrument ended."""
+    def step_end(self, label: str) -> bool:
+        """A step of an arm or instrument ended; whether anything was compiled in it."""
         dynamo = sys.modules.get("torch._dynamo.utils")
         self.num_steps += label == "real"
         if dynamo is None:
-            return
-        records = dynamo._compilation_metrics
+            return False
+        records, new = dynamo._compilation_metrics, []
         if records and records[-1] is not self._last:
             new = self._new(records)
             self._last = records[-1]
@@ -74,6 +74,7 @@ class CompilationWatch:
             for reason in reasons[self._num_breaks :] if label in LOOKED_AT else ():
                 self._note_break(reason)
             self._num_breaks = len(reasons)
+        return bool(new)
 
     def _new(self, records: Iterable[Any]) -> list[Any]:
         new: list[Any] = []

@@ -28,8 +28,8 @@ class ProcessWatch:
         self.training.install(patches)
 
     def step_end(self, arm: str) -> None:
-        self.compilation.step_end(arm)
-        self.garbage.step_end(arm)
+        compiled = self.compilation.step_end(arm)
+        self.garbage.step_end(arm, compiled=compiled)
         self.training.step_end(arm)
 
     def evidence(self, *, real_s: float) -> dict[str, Any]:

@@ -36,6 +36,7 @@ def test_a_loader_tells_its_configuration() -> None:
         "prefetch_factor": 3,
         "num_batches": 3,
         "streams": False,
+        "takes_many": False,
     }
 
 

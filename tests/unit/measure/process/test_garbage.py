@@ -60,6 +60,14 @@ def test_a_collection_that_comes_by_itself_is_not_asked_for(watch: GarbageWatch)
     assert found is not None and (found.pauses_s, found.asked_s, found.place) == (1.0, 0.0, None)
 
 
+@pytest.mark.usefixtures("clock")
+def test_a_collection_in_a_step_that_compiles_belongs_to_compiling(watch: GarbageWatch) -> None:
+    watch._note("start", {})
+    watch._note("stop", {})
+    watch.step_end("real", compiled=True)
+    assert watch.evidence(steps_s=2.0) is None
+
+
 def test_without_collections_there_is_nothing_to_tell(watch: GarbageWatch) -> None:
     watch.pauses_s = [0.0, 0.0]
     assert watch.evidence(steps_s=1.0) is None

@@ -128,19 +128,21 @@ def _finding(
 def _fix(loader: Loader, workers: Counterfactual | None, *, cores: float) -> str:
     if workers is not None and _gains(workers):
         return f"give this DataLoader num_workers={_count(workers)}"
-    most = loading.most_workers(loader, int(cores))
+    lines = loading.slow_lines(loader, most=1)
+    cheaper = f"make samples cheaper{f', above all at {lines[0][0]}' if lines else ''}"
     if not loader.num_workers and _in_vain(workers):
+        if loader.takes_many:
+            return f"{cheaper}: workers gain nothing here"
         return (
             "make whole batches at once (a dataset with __getitems__, or tensors indexed in the loop): "
             "workers gain nothing here"
         )
     # workers that compute leave a core to the training process
+    most = loading.most_workers(loader, int(cores))
     used = (loader.num_workers or 0) + (0 if loading.is_blocked(loader) else 1)
-    if loader.num_workers and not _in_vain(workers) and used < most:
+    if loader.num_workers and workers is None and used < most:
         return f"give this DataLoader more workers, up to num_workers={most}"
-    lines = loading.slow_lines(loader, most=1)
-    where = f", above all at {lines[0][0]}" if lines else ""
-    return f"make samples cheaper{where}: more workers would share the {cores:g} cores of this job"
+    return f"{cheaper}: more workers would share the {cores:g} cores of this job"
 
 
 def _count(workers: Counterfactual) -> str:

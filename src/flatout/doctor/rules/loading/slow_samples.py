@@ -48,7 +48,7 @@ ARMS = ("knock-out", "cached")
 TUNE = ("loader-workers", "prefetch-factor", "worker-threads")
 LEAST_SHARE = 1 - 1 / 1.3  # of the step
 FEWEST_SAMPLES = 20
-LOADER_BOUND = "FO105"
+OF_THE_LOADER = ("FO101", "FO105")  # what else is said of the same wait
 TOKENIZERS = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "nltk", "spacy")
 DECODERS = ("PIL", "imageio", "skimage", "cv2")
 
@@ -112,11 +112,11 @@ def _hot_function(loader: Loader) -> HotFunction | None:
 def explains_samples(finding: Finding, other: Finding) -> bool:
     """Whether `other`, of another rule, speaks of a line of the function that `finding` names.
 
-    A loader that no number of workers makes faster is explained by the line that makes it slow.
+    A loader that no number of workers was seen to make faster is explained by the line that makes it slow.
     """
-    if finding.code == LOADER_BOUND and other.code == RULE.code:
+    if finding.code in OF_THE_LOADER and other.code == RULE.code:
         return finding.ceiling is None or finding.ceiling.kind != "workers"
-    if finding.code != RULE.code or other.code in (RULE.code, LOADER_BOUND) or not other.place:
+    if finding.code != RULE.code or other.code in (RULE.code, *OF_THE_LOADER) or not other.place:
         return False
     place = finding.place
     return place is not None and (place.file, place.function) == (other.place.file, other.place.function)

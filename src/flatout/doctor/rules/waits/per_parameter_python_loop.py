@@ -42,9 +42,11 @@ from flatout.measure.evidence import Evidence, Place, StackPath
 
 RULE = title_of(__doc__)
 ARMS = ("knock-out",)
+EXPLAINS = ("FO310",)
 LEAST_SHARE = 0.05
 PARAMETERS = r"\.(named_)?(parameters|buffers)\(|\.state_dict\(|\bparam_groups\b"
 LOOP = re.compile(rf"^\s*for\b.*\bin\b.*({PARAMETERS})")
+MOST_HEADER_LINES = 4
 
 
 def detect(evidence: Evidence) -> list[Finding]:
@@ -64,6 +66,16 @@ def _loop(path: StackPath, evidence: Evidence) -> Place | None:
     loops = evidence.stacks.loops if evidence.stacks is not None else {}
     for place in reversed(path.places):
         for line in reversed(loops.get(str(place), ())):
-            if LOOP.search(evidence.sources.get(place.file, {}).get(str(line), "")):
+            if LOOP.search(_header(evidence.sources.get(place.file, {}), line)):
                 return replace(place, line=line)
     return None
+
+
+def _header(source: dict[str, str], line: int) -> str:
+    """A loop's header as one line, also where it is written over several."""
+    header = ""
+    for number in range(line, line + MOST_HEADER_LINES):
+        header += source.get(str(number), "").partition("#")[0].rstrip()
+        if header.endswith(":"):
+            break
+    return header

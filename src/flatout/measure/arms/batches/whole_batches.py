@@ -102,14 +102,14 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 def propose(context: ArmContext) -> Iterable[Arm]:
     """Where the step waits for a map-style dataset that is asked for samples, and the usual collate."""
-    from torch.utils.data import Subset, default_collate
+    from torch.utils.data import default_collate
 
     record = context.loaders.trained_on()
     loader = record.loader() if record is not None and record.loader is not None else None
     if record is None or loader is None or record.config.get("streams") or loader.batch_sampler is None:
         return
     share = min(1.0, context.phases_s.get("wait", 0.0) / context.step_s)
-    takes_many = hasattr(loader.dataset, "__getitems__") and not isinstance(loader.dataset, Subset)
     is_small = (record.config["batch_size"] or FEWEST_ROWS) < FEWEST_ROWS
-    if share >= LEAST_SHARE and loader.collate_fn is default_collate and not takes_many and not is_small:
+    one_by_one = loader.collate_fn is default_collate and not record.config["takes_many"]
+    if share >= LEAST_SHARE and one_by_one and not is_small:
         yield WholeBatches(context.loaders, suspicion=share, place=record.place)
