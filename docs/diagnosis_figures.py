@@ -1,4 +1,4 @@
-"""The tables of ceilings.md, made from the result files of the benchmark (`tables`).
+"""The tables of ceilings.md and scoreboard.md, made from the result files of the benchmark (`tables`).
 
 Behind `<!-- diagnosis: NAME -->` in the page stands the table of that name, made from the latest
 result of each kind of hardware.  What was not measured is said to be so.
@@ -26,6 +26,10 @@ def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
         "goals": goals,
         "chance": chance,
         "scripts": scripts,
+        "scoreboard": scoreboard,
+        "rules": rules,
+        "faults": faults,
+        "peers": peers,
     }
     return fill(markdown, tables, owner="diagnosis", folder=folder)
 
@@ -131,3 +135,74 @@ def _measured(row: Result, value: str, low: str, high: str) -> str:
         return UNKNOWN
     interval = f" [{row[low]:.2f}, {row[high]:.2f}]" if row.get(low) and row.get(high) else ""
     return f"{show_ratio(row[value])}{interval}"
+
+
+def _latest_board(folder: Path) -> Result | None:
+    """The latest of all hardware: each holds every device that was recorded."""
+    found = sorted(folder.glob("scoreboard-*.json"), key=lambda path: path.stem.rsplit("_", 1)[1])
+    return json.loads(found[-1].read_text()) if found else None
+
+
+def scoreboard(folder: Path) -> str:
+    """The sums over all scripts."""
+    board = _latest_board(folder)
+    if board is None:
+        return "*Not measured yet.*"
+    rows = ["| | |", "|---|--:|", *(f"| {name} | {_sum(words)} |" for name, words in board["total"].items())]
+    said = (
+        f"{board['scripts']} scripts, live on {board['hardware']} and replayed as they were recorded: "
+        f"{board['cases']} cases."
+    )
+    missing = [f"Not run: {', '.join(board['not_run'])}."] if board["not_run"] else []
+    return "\n\n".join([said, "\n".join(rows), *missing])
+
+
+def _sum(words: str) -> str:
+    return " ".join(words.split())
+
+
+def rules(folder: Path) -> str:
+    board = _latest_board(folder)
+    if board is None:
+        return "*Not measured yet.*"
+    lines = [
+        "| rule | right | found | exact | clean | ceiling, and real gain |",
+        "|---|--:|--:|--:|--:|---|",
+    ]
+    for row in board["rules"]:
+        cells = [" of ".join(map(str, row[key])) for key in ("right", "found", "exact", "clean")]
+        gains = "; ".join(
+            f"{gain['device']}: {show_ratio(gain['ceiling']) if gain['ceiling'] else UNKNOWN}, "
+            f"{show_ratio(gain['real'])}"
+            for gain in row["gains"]
+        )
+        lines.append(f"| {row['code']} {row['name']} | {' | '.join(cells)} | {gains} |")
+    return "\n".join(lines)
+
+
+def faults(folder: Path) -> str:
+    """Every fault of every case, by name."""
+    board = _latest_board(folder)
+    if board is None:
+        return "*Not measured yet.*"
+    lines = [f"- {case}: {'; '.join(said)}" for case, said in board["faults"].items()]
+    lines += [f"- {case}: said first: {first}" for case, first in board["not_first"].items()]
+    return "\n".join(lines) or "Nothing."
+
+
+def peers(folder: Path) -> str:
+    """A table per device, over the scripts that all tools met there."""
+    board = _latest_board(folder)
+    parts = []
+    for there in board["peers"] if board is not None else []:
+        sums = [name for name in there["tools"][0] if name not in ("tool", "scripts")]
+        rows = [f"| tool | scripts | {' | '.join(sums)} |", f"|---|{'--:|' * (len(sums) + 1)}"]
+        notes = []
+        for tool in there["tools"]:
+            cells = [tool.get("cannot") or _sum(tool[name]) for name in sums]
+            rows.append(f"| {tool['tool']} | {tool['scripts']} | {' | '.join(cells)} |")
+            if tool.get("without_answer"):
+                reasons = "; ".join(f"{case}: {why}" for case, why in tool["without_answer"].items())
+                notes.append(f"{tool['tool']} gave no answer on {len(tool['without_answer'])}: {reasons}.")
+        parts.append("\n\n".join([f"On {there['device']}:", "\n".join(rows), *notes]))
+    return "\n\n".join(parts) or "*Not measured yet.*"

@@ -21,6 +21,7 @@ PAGES = {
     "darkroom.md": "darkroom_figures",
     "memory.md": "memory_figures",
     "scale.md": "scale_figures",
+    "scoreboard.md": "diagnosis_figures",
     "steering.md": "steering_figures",
     "watch.md": "watch_figures",
 }

@@ -8,6 +8,8 @@ that is the mended script.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -149,6 +151,13 @@ def mended(rule: str, *, workers: int = 2) -> str:
             raise ValueError(f"tests/planted/{rule}/planted.py does not hold {old.strip()!r} once")
         text = text.replace(old, new.replace("WORKERS", str(workers)))
     return text
+
+
+def digest(rule: str) -> str:
+    """Changes when the code of a planted script or of its mended form does; their comments do not count."""
+    texts = ((PLANTED / rule / "planted.py").read_text(), mended(rule))
+    code = re.sub(r"\s*#.*", "", "\n".join(texts))
+    return hashlib.sha256(code.encode()).hexdigest()[:12]
 
 
 def darkroom_with_one_gather(folder: Path) -> Path:

@@ -32,7 +32,7 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 from aa import intervals_of_nothing  # noqa: E402
-from fixes import DARKROOM, PLANTED, ROOT, darkroom_with_one_gather, mended, needs_workers  # noqa: E402
+from fixes import DARKROOM, PLANTED, ROOT, darkroom_with_one_gather, digest, mended, needs_workers  # noqa: E402
 from table import goals, ordered, print_table  # noqa: E402
 from twins import Gain, Job, compare  # noqa: E402
 
@@ -101,7 +101,7 @@ def record(folder: Path, rules: Sequence[str], options: argparse.Namespace) -> N
             script, "--size", size, seconds=DARKROOM_SECONDS, folder=ROOT
         )
         save_evidence(evidence, folder / f"darkroom_{score.slug(evidence)}.json")
-        _note_gain(folder, score.slug(evidence), "darkroom", real_gain_of_darkroom(size))
+        note_gain(folder, score.slug(evidence), "darkroom", real_gain_of_darkroom(size))
         _say(f"darkroom: {time.monotonic() - began_s:.0f} s")
 
 
@@ -110,13 +110,24 @@ def _record_planted(folder: Path, pair: Pair, *, seconds: float) -> None:
     device = score.slug(evidence)
     save_evidence(evidence, _recording(folder, pair.rule, "planted", device))
     if pair.rule not in WITHOUT_CEILING:
-        _note_gain(folder, device, pair.rule, pair.gain(workers=_workers(pair.rule, findings, evidence)))
+        note_gain(folder, device, pair.rule, pair.gain(workers=workers_of(pair.rule, findings, evidence)))
 
 
-def _note_gain(folder: Path, device: str, name: str, gain: Gain) -> None:
+def note_gain(folder: Path, device: str, name: str, gain: Gain) -> None:
     path = folder / f"gains_{device}.json"
     known = json.loads(path.read_text()) if path.exists() else {}
-    path.write_text(json.dumps({**known, name: asdict(gain)}, indent=1) + "\n")
+    of = {} if name == "darkroom" else {"scripts": digest(name)}
+    path.write_text(json.dumps({**known, name: asdict(gain) | of}, indent=1) + "\n")
+
+
+def known_gains(path: Path) -> dict[str, Any]:
+    """The gains of a file whose scripts are still the same."""
+    gains = json.loads(path.read_text()) if path.exists() else {}
+    return {
+        name: gain
+        for name, gain in gains.items()
+        if name == "darkroom" or (name in rules_of(None) and gain["scripts"] == digest(name))
+    }
 
 
 class Pair:
@@ -162,7 +173,7 @@ def real_gain_of_darkroom(size: str) -> Gain:
         return compare(Job(DARKROOM / "train.py", arguments), Job(fast, arguments), turns=2)
 
 
-def _workers(rule: str, findings: Sequence[Finding], evidence: Evidence) -> int:
+def workers_of(rule: str, findings: Sequence[Finding], evidence: Evidence) -> int:
     """The number of workers that the finding's arm ran with."""
     for finding in findings:
         if finding.name == score.kebab(rule) and finding.ceiling is not None:
@@ -185,7 +196,7 @@ def read(folder: Path, gains_folder: Path | None = None) -> dict[str, Any]:
     """The table of one recorded folder, and how the doctor scores on it."""
     (gains_path,) = sorted((gains_folder or folder).glob("gains_*.json"))
     device = gains_path.stem.removeprefix("gains_")
-    gains = json.loads(gains_path.read_text())
+    gains = known_gains(gains_path)
     rows, scores, hardware = [], [], device
     for rule in rules_of(None):
         path = folder / rule / "evidence" / f"planted_{device}.json"
@@ -193,7 +204,7 @@ def read(folder: Path, gains_folder: Path | None = None) -> dict[str, Any]:
             continue
         evidence = load_evidence(path)
         hardware = evidence.job.device_name or evidence.host.cpu_model or device
-        if rule in gains and _has_guilty_line(rule, evidence.job.device):
+        if rule in gains and has_guilty_line(rule, evidence.job.device):
             rows.append(row_of(rule, evidence, gains[rule]))
         for stem in ("planted", "clean"):
             recording = folder / rule / "evidence" / f"{stem}_{device}.json"
@@ -216,7 +227,7 @@ def read(folder: Path, gains_folder: Path | None = None) -> dict[str, Any]:
     }
 
 
-def _has_guilty_line(rule: str, device: str) -> bool:
+def has_guilty_line(rule: str, device: str) -> bool:
     text = (PLANTED / rule / "planted.py").read_text()
     return any(mark.required and mark.holds_on(device) for mark in score.marks(text, rule=rule))
 
@@ -252,6 +263,13 @@ def _say(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
+def save(result: dict[str, Any]) -> None:
+    """Write results/BENCHMARK-HARDWARE_DATE.json."""
+    hardware = re.sub(r"[^a-z0-9]+", "-", str(result["hardware"]).lower()).strip("-")
+    path = HERE / "results" / f"{result['benchmark']}-{hardware}_{datetime.date.today().isoformat()}.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -284,9 +302,7 @@ def main() -> None:
     print_table(result)
     print(json.dumps(result))
     if options.save:
-        hardware = re.sub(r"[^a-z0-9]+", "-", str(result["hardware"]).lower()).strip("-")
-        path = HERE / "results" / f"diagnosis-{hardware}_{datetime.date.today().isoformat()}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        save(result)
 
 
 if __name__ == "__main__":

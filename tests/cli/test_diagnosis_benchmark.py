@@ -1,4 +1,4 @@
-"""The benchmark of ceilings: its fixes fit the planted scripts, its goals can be missed, its page fills."""
+"""The benchmark of diagnosis: its fixes fit the planted scripts, its goals can be missed, its pages fill."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ BENCHMARK = ROOT / "benchmarks" / "diagnosis"
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Modules of the benchmark and of the docs, which are scripts and not packages."""
-    names = ("fixes", "reports", "score", "table", "turns", "twins", "diagnosis_figures")
+    names = (
+        *("fixes", "reports", "score", "table", "turns", "twins", "aa", "run", "peers", "scoreboard"),
+        "diagnosis_figures",
+    )
     for folder in (BENCHMARK, ROOT / "docs", ROOT / "tests" / "planted"):
         monkeypatch.syspath_prepend(str(folder))
 
@@ -160,3 +163,132 @@ def test_the_page_shows_ceilings_beside_gains(load: Any, tmp_path: Path) -> None
     assert "| sync-in-step | 1.14× [1.13, 1.15] | 1.20× [1.19, 1.21] | reads-free | 1.21× |" in shown
     assert "97 of 100 intervals hold 1" in shown
     assert "Not measured yet" in figures.with_tables(page, folder=tmp_path / "none")
+
+
+def test_traceml_gets_every_script_with_its_steps_marked(load: Any) -> None:
+    peers, planted = load("peers"), load("fixes").PLANTED
+    scripts = [path for path in planted.glob("*/*.py") if path.parent != planted]
+    assert len(scripts) > 100
+    for script in scripts:
+        text = peers.with_traced_steps(script.read_text())
+        compile(text, script.name, "exec")
+        assert text.count("with traceml.trace_step(") == 1, script
+        assert ("wrap_dataloader_fetch" in text) == ("DataLoader(" not in script.read_text())
+
+
+@pytest.fixture
+def loader_case(load: Any, tmp_path: Path) -> Any:
+    script = tmp_path / "loader_bound" / "planted.py"
+    script.parent.mkdir()
+    script.write_text("loader = 1  # guilty\nx = 2  # guilty: sync-in-step on cuda\n")
+    return load("scoreboard").score.Case(rule="loader_bound", script=script)
+
+
+@pytest.mark.parametrize(
+    ("said", "exact", "inexact", "missed", "wrong"),
+    [
+        ([("SynchronizedDataLoaderPattern", 1)], 1, 0, 0, 0),
+        ([("SynchronizedDataLoaderPattern", 7)], 0, 1, 0, 0),
+        ([("OptimizerSingleTensorPattern", 1)], 0, 0, 1, 1),
+        ([("OptimizerSingleTensorPattern", 1), ("SynchronizedDataLoaderPattern", None)], 0, 1, 0, 1),
+        ([], 0, 0, 1, 0),
+    ],
+)
+def test_a_pattern_is_judged_by_its_category_and_its_line(
+    load: Any, loader_case: Any, said: Any, exact: int, inexact: int, missed: int, wrong: int
+) -> None:
+    board, peers = load("scoreboard"), load("peers")
+    judged = board.judge_peer(loader_case, said, device="cpu", meanings=peers.PATTERNS)
+    assert judged.expected == 1
+    assert (judged.exact, len(judged.inexact), len(judged.missed), len(judged.wrong)) == (
+        exact,
+        inexact,
+        missed,
+        wrong,
+    )
+
+
+def test_a_state_of_a_job_is_never_wrong_and_the_first_word_is_ranked(load: Any, loader_case: Any) -> None:
+    board, peers = load("scoreboard"), load("peers")
+
+    def judge(*kinds: str) -> Any:
+        said = [(kind, None) for kind in kinds]
+        return board.judge_peer(loader_case, said, device="cpu", meanings=peers.TRACEML)
+
+    assert judge("INPUT_BOUND", "HIGH_CPU").first is None
+    assert judge("INPUT_BOUND", "HIGH_CPU").wrong == ()
+    assert judge("COMPUTE_BOUND", "INPUT_BOUND").first is not None
+    assert judge("H2D_BOUND").wrong == ("H2D_BOUND",)
+
+
+def test_peers_are_asked_once_and_again_when_the_script_changed(
+    load: Any, loader_case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = load("scoreboard")
+    asked: list[Path] = []
+
+    def ask(script: Path) -> Any:
+        asked.append(script)
+        if len(asked) > 1:
+            raise board.CannotRun("broken")
+        return [("INPUT_BOUND", None)]
+
+    monkeypatch.setattr(board, "PLANTED", tmp_path)
+    monkeypatch.setattr(board, "peers", lambda: {"TraceML": ("1.0", ask), "Other": ("", "not installed")})
+    state = tmp_path / "state"
+    for _ in range(2):
+        board.ask_peers([loader_case], state)
+    (path,) = state.glob("peers_*.json")
+    assert json.loads(path.read_text())["Other"]["cannot"] == "not installed"
+    answers = json.loads(path.read_text())["TraceML"]["cases"]
+    assert answers["loader_bound/planted"]["said"] == [["INPUT_BOUND", None]]
+    assert len(asked) == 1
+    loader_case.script.write_text(loader_case.script.read_text() + "y = 3\n")
+    board.ask_peers([loader_case], state)
+    answers = json.loads(path.read_text())["TraceML"]["cases"]
+    assert answers["loader_bound/planted"]["error"] == "broken"
+    assert len(asked) == 2
+
+
+def test_a_gain_counts_while_its_scripts_are_the_same(load: Any, tmp_path: Path) -> None:
+    run, fixes = load("run"), load("fixes")
+    gain = {"gain": 2.0, "scripts": fixes.digest("sync_in_step")}
+    path = tmp_path / "gains_cpu.json"
+    path.write_text(
+        json.dumps(
+            {"sync_in_step": gain, "row_indexing_in_loop": gain, "gone": gain, "darkroom": {"gain": 3.0}}
+        )
+    )
+    assert set(run.known_gains(path)) == {"sync_in_step", "darkroom"}
+
+
+def test_the_scoreboard_is_judged_from_what_lies_there(
+    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One case was recorded on a GPU, one failed here and one has yet to run."""
+    board = load("scoreboard")
+    monkeypatch.setattr(board, "RESULTS", tmp_path / "none")
+    cases = [case for case in board.score.cases() if case.rule == "sync_in_step"]
+    (tmp_path / "errors.json").write_text(json.dumps({"sync_in_step/planted": "exit code 2"}))
+    asked = {"text": board._text_of("sync_in_step/planted"), "said": [["RESIDUAL_HEAVY", None]]}
+    peer = {"version": "0.5.0", "cases": {"sync_in_step/planted": asked}}
+    (tmp_path / "peers_h200.json").write_text(json.dumps({"TraceML": peer}))
+    result, _ceilings = board.scoreboard(cases, tmp_path)
+    assert result["not_run"] == ["sync_in_step/clean"]
+    assert result["faults"]["sync_in_step/planted live"] == ["error exit code 2"]
+    (row,) = [row for row in result["rules"] if row["name"] == "sync-in-step"]
+    assert (row["found"], row["exact"], row["clean"]) == ([1, 1], [1, 1], [1, 1])
+    ((ours, theirs),) = [there["tools"] for there in result["peers"]]
+    assert theirs["recall"] == "100.0%  (1 of 1)"
+    assert theirs["exact line"] == "  0.0%  (0 of 1)"
+    assert ours["exact line"] == "100.0%  (1 of 1)"
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "scoreboard-some-cpu_2030-01-01.json").write_text(json.dumps(result))
+    page = (ROOT / "docs" / "scoreboard.md").read_text()
+    shown = load("diagnosis_figures").with_tables(page, folder=folder)
+    assert "| TraceML 0.5.0 | 1 |" in shown
+    assert "| FO202 sync-in-step | 1 of 1 | 1 of 1 | 1 of 1 | 1 of 1 |" in shown
+    assert "Not run: sync_in_step/clean." in shown
+    assert "- sync_in_step/planted live: error exit code 2" in shown
+    assert "Not measured yet" not in shown

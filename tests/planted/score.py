@@ -35,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,17 +244,22 @@ def slug(evidence: Evidence) -> str:
 
 
 def run_together(cases: Sequence[Case], *, record: Path | None = None) -> Iterator[Future[Score]]:
-    """Judge the cases, two at a time where both leave the other a core; results in the order of the cases."""
+    """Judge the cases; results in the order of the cases."""
+    return together(cases, lambda case: run(case, record=record))
+
+
+def together(cases: Sequence[Case], work: Callable[[Case], Any]) -> Iterator[Future[Any]]:
+    """Do something with each case, two at a time where both leave the other a core."""
     cores = _Cores(TOGETHER)
 
-    def judge_one(case: Case) -> Score:
+    def work_on(case: Case) -> Any:
         with cores.taken(0 if case.recording else TOGETHER if _has_workers(case) else 1):
             print(f"scoring {case.name}", file=sys.stderr, flush=True)
-            return run(case, record=record)
+            return work(case)
 
     pool = ThreadPoolExecutor(TOGETHER)
     for case in cases:
-        yield pool.submit(judge_one, case)
+        yield pool.submit(work_on, case)
     pool.shutdown(wait=False)
 
 
