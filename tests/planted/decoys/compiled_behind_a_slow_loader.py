@@ -1,4 +1,4 @@
-"""A compiled model of two graphs in a job that waits for its data: fewer graphs would wait as long."""
+"""A compiled model of two graphs in a job that waits for its data: one graph would wait as long."""
 
 import time
 
@@ -28,7 +28,7 @@ class Model(nn.Module):
 
     def forward(self, x):
         hidden = self.first(x).relu()
-        torch._dynamo.graph_break()  # decoy: graph-breaks
+        torch._dynamo.graph_break()  # decoy: graph-breaks  # also: compile-not-amortised
         return self.second(hidden)
 
 
@@ -38,7 +38,7 @@ def main():
     loader = DataLoader(  # guilty: loader-bound
         Store(), batch_size=128, shuffle=True, num_workers=1, persistent_workers=True, collate_fn=lambda x: x
     )
-    model = torch.compile(Model().to(device), backend="eager")  # decoy: compile-not-amortised
+    model = torch.compile(Model().to(device), backend="eager")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _epoch in range(1000):
         for readings in loader:

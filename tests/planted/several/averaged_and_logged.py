@@ -28,7 +28,7 @@ def main():
         outputs.square().mean().backward()
         optimizer.step()
         follow(average, model)
-        log.info("step %d outputs %s", step, outputs[:24].tolist())  # guilty: logging-every-step
+        log.info("step %d outputs %s", step, outputs[:48].tolist())  # guilty: logging-every-step
 
 
 if __name__ == "__main__":

@@ -16,11 +16,14 @@ def follow(average, model):
         kept.mul_(0.99).add_(new, alpha=0.01)
 
 
+def table():
+    return [{"name": str(number), "parents": [number // 2]} for number in range(30_000)]
+
+
 def main():
     logging.basicConfig(filename="training.log", level=logging.INFO, format="%(asctime)s %(message)s")
     torch.manual_seed(51)
-    gc.freeze()  # what imports have made
-    names = [{"name": str(number), "parents": [number // 2]} for number in range(60_000)]
+    names = []
     model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(50)])
     average = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -31,6 +34,9 @@ def main():
         outputs.square().mean().backward()
         optimizer.step()
         follow(average, model)
+        if not names:
+            gc.freeze()  # what was imported by then
+            names = table()
         gc.collect()  # guilty: garbage-collector-pauses, largest
         log.info("step %d of %d outputs %s", step, len(names), outputs.tolist())  # guilty: logging-every-step
 

@@ -7,7 +7,7 @@ from torch import nn
 
 
 class Recogniser(nn.Module):
-    def __init__(self, hidden=64, num_heads=120):
+    def __init__(self, hidden=64, num_heads=160):
         super().__init__()
         self.hidden, self.cell = hidden, nn.LSTMCell(24, hidden)
         self.heads = nn.ModuleList(nn.Linear(hidden, 4, bias=False) for _ in range(num_heads))
@@ -33,7 +33,7 @@ def main():
     model = Recogniser().to(device)
     average = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    frames = torch.randn(1024, 40, 24, device=device)
+    frames = torch.randn(1024, 20, 24, device=device)
     for step in range(50_000):
         chosen = frames[torch.randint(0, len(frames), (16,), device=device)]
         loss = model(chosen).square().mean()

@@ -24,7 +24,7 @@ data = torch.randn(4096, 16)
 targets = data.square().mean(1, keepdim=True)
 members = [member() for _ in range(16)]
 optimizer = torch.optim.SGD([parameter for each in members for parameter in each.parameters()], lr=1e-3)
-losses, picture = [1.0] * 400, ""
+losses, picture = [1.0] * 1000, ""
 
 for step in range(50_000):
     chosen = torch.randint(0, len(data), (64,))

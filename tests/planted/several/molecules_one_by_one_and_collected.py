@@ -13,11 +13,14 @@ def energies(model, molecules):
     return torch.cat(outputs).squeeze(1)
 
 
+def table():
+    return [{"name": str(number), "parents": [number // 2]} for number in range(20_000)]
+
+
 def main():
     torch.manual_seed(45)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    gc.freeze()  # what imports have made
-    names = [{"name": str(number), "atoms": [number]} for number in range(60_000)]
+    names = []
     molecules = torch.randn(4096, 64, device=device)
     model = nn.Sequential(nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 64), nn.SiLU(), nn.Linear(64, 1)).to(
         device
@@ -29,6 +32,9 @@ def main():
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        if not names:
+            gc.freeze()  # what was imported by then
+            names = table()
         gc.collect()  # guilty: garbage-collector-pauses
         if step % 200 == 0:
             print(step, loss.item(), len(names))

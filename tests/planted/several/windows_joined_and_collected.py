@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 class Windows(Dataset):
     def __init__(self, number=4096):
-        self.windows = np.random.default_rng(47).standard_normal((number, 64, 16), dtype=np.float32)
+        self.windows = np.random.default_rng(47).standard_normal((number, 64, 32), dtype=np.float32)
 
     def __len__(self):
         return len(self.windows)
@@ -26,20 +26,26 @@ def collate(windows):
     return torch.from_numpy(batch)
 
 
+def table():
+    return [{"name": str(number), "parents": [number // 2]} for number in range(30_000)]
+
+
 def main():
     torch.manual_seed(47)
-    gc.freeze()  # what imports have made
-    names = [{"name": str(number), "channels": [number]} for number in range(60_000)]
-    model = nn.Sequential(nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 16))
+    names = []
+    model = nn.Sequential(nn.Linear(32, 4), nn.Tanh(), nn.Linear(4, 32))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     windows = Windows()
-    loader = DataLoader(windows, 192, shuffle=True, collate_fn=collate)  # also: single-process-loading
+    loader = DataLoader(windows, 256, shuffle=True, collate_fn=collate)  # also: single-process-loading
     for epoch in range(500):
         for batch in loader:
             loss = (model(batch[:, :-1]) - batch[:, 1:]).square().mean()
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if not names:
+                gc.freeze()  # what was imported by then
+                names = table()
             gc.collect()  # guilty: garbage-collector-pauses
         print(epoch, loss.item(), len(names))
 

@@ -11,8 +11,9 @@ layer.
 
 Evidence
 Dynamo's own records: the line and the reason of each break in the user's code. Breaks that every job has, at
-`.backward()` and inside the optimizers, are left out. There is no ceiling: nothing can be changed inside a
-compiled function while it runs.
+`.backward()` and inside the optimizers, are left out, and so are all where the model, its loss and its
+backward pass hold less than 10 % of the step: a step that waits for its loader waits as long for one graph.
+There is no ceiling: nothing can be changed inside a compiled function while it runs.
 
 Fix
 Move what Python must do out of the compiled function, or write it with tensors:
@@ -33,16 +34,20 @@ from __future__ import annotations
 from itertools import groupby
 
 from flatout.doctor.finding import Finding
+from flatout.doctor.readings import phase_shares
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, GraphBreak
 
 RULE = title_of(__doc__)
 EXPLAINS = ("FO603",)
 MOST_REASONS = 3
+COMPILED, LEAST_SHARE = ("forward", "backward", "rest"), 0.10  # of the step, that a graph can hold
 
 
 def detect(evidence: Evidence) -> list[Finding]:
-    if evidence.compilation is None:
+    shares = phase_shares(evidence)
+    held = sum(shares.get(phase, 0.0) for phase in COMPILED)
+    if evidence.compilation is None or (shares and held < LEAST_SHARE):
         return []
     by_line = sorted(evidence.compilation.breaks, key=_line)
     return [_finding(list(found)) for _, found in groupby(by_line, key=_line)]

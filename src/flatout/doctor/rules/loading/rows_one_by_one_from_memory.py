@@ -83,7 +83,9 @@ def explains_rows(finding: Finding, other: Finding) -> bool:
     """Whether `other` says that rows are taken one by one, where `finding` speaks of the wait for them."""
     if other.code != RULE.code or finding.code not in OF_THE_LOADER or other.ceiling is None:
         return False
-    return finding.ceiling is None or _freed(other) >= AS_MUCH * _freed(finding)
+    if finding.ceiling is None or finding.ceiling.kind == "cached":  # batches that cost nothing: no remedy
+        return True
+    return _freed(other) >= AS_MUCH * _freed(finding)
 
 
 def _freed(finding: Finding) -> float:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from flatout.doctor.rules.compilation.graph_breaks import detect
-from flatout.measure.evidence import Compilation, GraphBreak
+from flatout.measure.evidence import Compilation, GraphBreak, Step
 
 
 def test_each_line_is_one_finding_with_its_reasons(made):
@@ -23,3 +23,11 @@ def test_whole_graphs_are_no_finding(made):
     found = Compilation(functions=(), breaks=(), num_steps=4, steps_s=1.0)
     assert detect(made.evidence(compilation=found)) == []
     assert detect(made.evidence()) == []
+
+
+def test_behind_a_slow_loader_one_graph_would_wait_as_long(made):
+    breaks = (GraphBreak(place=made.place(12), reason="print cannot be traced", times=2),)
+    found = Compilation(functions=(), breaks=breaks, num_steps=4, steps_s=1.0)
+    phases = {"wait": 0.095, "forward": 0.003, "backward": 0.002}
+    waits = Step(index=0, arm="real", block=0, step_s=0.1, phases_s=phases)
+    assert detect(made.evidence(compilation=found, steps=(waits,))) == []
