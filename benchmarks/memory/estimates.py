@@ -83,16 +83,11 @@ def receipt_of(configuration: Configuration, row: dict[str, Any]) -> Receipt:
 
 def predict_largest(configuration: Configuration) -> dict[str, Any]:
     """The largest batches under the cap: without a flush, to rely on with flushes, with nothing kept free."""
-    from flatout.memory.predict.forecast import largest_batch
+    from flatout.memory.predict.forecast import Forecaster
 
     assert configuration.cap_bytes is not None
-    found = largest_batch(
-        configuration.job,
-        configuration.recipe,
-        sizes=configuration.job.sizes,
-        device=DEVICE,
-        cap_bytes=configuration.cap_bytes,
-    )
+    forecaster = Forecaster(configuration.job, device=DEVICE)
+    found = forecaster.largest_batch(configuration.recipe, cap_bytes=configuration.cap_bytes)
     return {
         "safe": found.safe,
         "tight": found.tight,

@@ -8,7 +8,7 @@ belongs to the script.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,10 +23,18 @@ if TYPE_CHECKING:
     from flatout.monitor.sample import Sample
 
 DEFAULT_SPEED = 60.0
+# What is watched is one of these; and flags that mean something only with another.  Each has its parameter.
+MODES = {"--pid": "pid", "--run": "run", "--replay": "replay", "--from": "sources", "--list": "list_all"}
+ONLY_WITH = {
+    "--run": {"-m": "module", "--name": "name"},
+    "--replay": {"--speed": "speed"},
+    "--web": {"--host": "host", "--port": "port", "--token": "token"},
+}
 SHORTEST_COMMAND, SHORTEST_NAME = 16, 24  # columns of the list
 
 
 def watch(
+    ctx: typer.Context,
     command: flags.Command = None,
     pid: int | None = option("--pid", "PID", "Watch this process."),
     run: Annotated[
@@ -78,23 +86,7 @@ def watch(
     Exit codes: 0 the viewer or the job ended it, 2 flatout could not do its work, 130 interrupted. With --run
     the script's own.
     """
-    _check(
-        command,
-        modes={
-            "--pid": pid is not None,
-            "--run": run,
-            "--replay": replay is not None,
-            "--from": bool(sources),
-            "--list": list_all,
-        },
-        needs={
-            "--run": {"-m": module, "--name": name is not None},
-            "--replay": {"--speed": speed is not None},
-            "--web": {"--host": host is not None, "--port": port is not None, "--token": token},
-        },
-        is_web=web,
-        one_answer=once or json_output,
-    )
+    _check(ctx.params)
     import flatout.api as api
 
     page: dict[str, Any] = {"host": host, "port": port, "token": token}
@@ -126,30 +118,24 @@ def watch(
         raise typer.Exit(api.watch_live(**options, **look))
 
 
-def _check(
-    command: Sequence[str] | None,
-    *,
-    modes: dict[str, bool],
-    needs: dict[str, dict[str, bool]],
-    is_web: bool,
-    one_answer: bool,
-) -> None:
-    """Every combination without a meaning, before anything starts."""
-    chosen = [flag for flag, given in modes.items() if given]
+def _check(params: Mapping[str, Any]) -> None:
+    """Refuse every combination without a meaning, before anything starts."""
+    given = {name for name, value in params.items() if value not in (None, (), []) and value is not False}
+    command, one_answer = params["command"], bool(given & {"once", "json_output"})
+    chosen = [flag for flag, name in MODES.items() if name in given]
     if len(chosen) > 1:
         raise BadInput(f"{' and '.join(chosen)} ask for different things", hint="give one of them")
-    if command and not modes["--run"]:
+    if command and "run" not in given:
         raise BadInput(f"{command[0]!r} is not an option", hint=f"flatout watch --run {command[0]}")
-    if modes["--run"] and not command:
+    if "run" in given and not command:
         raise BadInput("--run needs a script", hint="flatout watch --run train.py ARGS…")
-    given = {**modes, "--web": is_web}
-    for needed, options in needs.items():
-        lonely = [flag for flag, is_given in options.items() if is_given and not given[needed]]
-        if lonely:
+    for needed, options in ONLY_WITH.items():
+        lonely = [flag for flag, name in options.items() if name in given]
+        if lonely and MODES.get(needed, "web") not in given:
             raise BadInput(f"{lonely[0]} works only with {needed}", hint=f"add {needed}, or omit {lonely[0]}")
-    if is_web and (modes["--list"] or one_answer):
+    if "web" in given and (one_answer or "list_all" in given):
         raise BadInput("--web serves a page, and does not print one answer", hint="give one of them")
-    if one_answer and modes["--run"]:
+    if one_answer and "run" in given:
         raise BadInput(
             "--run leaves stdout to the script", hint="--jsonl FILE keeps the samples; --once needs no script"
         )

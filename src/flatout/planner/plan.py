@@ -52,19 +52,38 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConfigPlan:
-    """A config and what it does to a device."""
+class ConfigAnswer:
+    """The config that was asked about, and what its memory was forecast with."""
 
     opened: OpenedConfig
-    overview: Overview
-    request: ForecastRequest | None = None  # what memory was asked for with
-    missing: str | None = None  # why there is no memory to show
+    request: ForecastRequest | None = None
     lengths: SequenceLengths | None = None
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Return the fields that every answer begins with."""
+        request = self.request
+        return {
+            "format": name,
+            "version": 1,
+            "flatout_version": flatout.__version__,
+            "config": str(self.opened.config.path),
+            "model": request and request.model,
+            "expandable_segments": request and encode(request.segments),
+            "native": request and request.native,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConfigPlan(ConfigAnswer):
+    """A config and what it does to a device."""
+
+    overview: Overview
+    missing: str | None = None  # why there is no memory to show
 
     def to_json(self) -> dict[str, Any]:
         budget = self.overview.budget
         return {
-            **_document("flatout-plan", self.opened, self.request),
+            **self.document("flatout-plan"),
             **encode(self.overview),
             "usable_bytes": None if budget is None else budget.usable_bytes,
             "has_findings": self.overview.has_findings,
@@ -75,14 +94,11 @@ class ConfigPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConfigFit:
+class ConfigFit(ConfigAnswer):
     """A config made to fit, with the edits that write the chosen suggestion into it; none is written yet."""
 
-    opened: OpenedConfig
     fit: Fit
-    request: ForecastRequest
     choose: str | None = None
-    lengths: SequenceLengths | None = None
     edits: tuple[FileEdit, ...] = ()
     unwritable: BadInput | None = None  # why the chosen suggestion has no place in the files
 
@@ -107,7 +123,7 @@ class ConfigFit:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **_document("flatout-fit", self.opened, self.request),
+            **self.document("flatout-fit"),
             **encode(self.fit),
             "usable_bytes": self.fit.budget.usable_bytes,
             "chosen": [group.suggestion(self.choose).names[0] for group in self.fit.groups],
@@ -116,18 +132,6 @@ class ConfigFit:
             "warnings": self.warnings,
             "unwritable": self.unwritable and str(self.unwritable),
         }
-
-
-def _document(name: str, opened: OpenedConfig, request: ForecastRequest | None) -> dict[str, Any]:
-    return {
-        "format": name,
-        "version": 1,
-        "flatout_version": flatout.__version__,
-        "config": str(opened.config.path),
-        "model": request and request.model,
-        "expandable_segments": request and encode(request.segments),
-        "native": request and request.native,
-    }
 
 
 def plan_config(

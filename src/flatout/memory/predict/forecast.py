@@ -432,22 +432,6 @@ def estimate_job(
     return forecaster.estimate(recipe or Recipe(), sizes=sizes, lengths=lengths)
 
 
-def largest_batch(
-    job: Job,
-    recipe: Recipe | None = None,
-    *,
-    cap_bytes: int,
-    sizes: Sizes | None = None,
-    device: Device | str | None = None,
-    expandable_segments: bool = False,
-    native: bool = False,
-    lengths: Mapping[int, int] | None = None,
-) -> Largest:
-    """Return the largest batch of `job` within `cap_bytes` of the allocator."""
-    forecaster = Forecaster(job, device=device, expandable_segments=expandable_segments, native=native)
-    return forecaster.largest_batch(recipe or Recipe(), cap_bytes=cap_bytes, sizes=sizes, lengths=lengths)
-
-
 def caveats_of(guesses: Collection[Guess], *, device: Device | None) -> tuple[str, ...]:
     """What may be too low, each as a clause; `device` is None where the job was run on it.
 

@@ -21,7 +21,6 @@ from flatout.memory.predict.forecast import (
     Forecaster,
     caveats_of,
     estimate_job,
-    largest_batch,
 )
 from flatout.memory.predict.repeat_steps import repeated
 from flatout.memory.predict.replay import sized
@@ -71,7 +70,7 @@ def test_the_largest_batch_fits_and_the_one_above_does_not(forecaster: Forecaste
 
 
 def test_what_does_not_fit_at_all_is_zero() -> None:
-    found = largest_batch(mlp_job(), cap_bytes=1 * MIB)
+    found = Forecaster(mlp_job()).largest_batch(Recipe(), cap_bytes=1 * MIB)
     assert (found.safe, found.limit, found.reserved_bytes) == (0, 0, None)
     assert (found.tight, found.num_flushes) == (0, None)
 
