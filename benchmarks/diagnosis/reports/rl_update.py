@@ -45,7 +45,7 @@ class Agent:
         values = [critic(pairs) for critic in self.critics]  # guilty: launch-bound-step on cuda
         loss = sum(nn.functional.mse_loss(value.squeeze(1), target) for value in values)
         loss.backward()
-        return loss
+        return loss.detach()
 
     def actor_backward(self, states):
         self.actor_optimizer.zero_grad()
@@ -57,7 +57,7 @@ class Agent:
                 pairs = zip(target.parameters(), source.parameters(), strict=True)
                 for old, new in pairs:  # also: per-parameter-python-loop
                     old.lerp_(new, TAU)
-        return loss
+        return loss.detach()
 
 
 def graphed(function, *inputs):

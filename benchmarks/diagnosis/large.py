@@ -1,0 +1,122 @@
+"""Jobs far larger than usual: does a diagnosis end in its time, and is its evidence small?
+
+    python benchmarks/diagnosis/large.py [--only NAME] [--seconds 30] [--save]
+
+`modules` trains a model of 1,000 modules; `operators` takes steps of 50,000 operators, forward and backward.
+What a diagnosis does after its time, above all judging and writing what it found, is in the command's own
+seconds and not in `--seconds`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+HERE = Path(__file__).resolve().parent
+MOST_BYTES = 5_000_000
+MOST_AFTER_S = 10.0  # for starting Python and for what follows the measurement
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.linear, self.relu = nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.relu(self.linear(self.norm(x)))
+
+
+def train_modules() -> None:
+    """250 blocks of four modules each."""
+    model = nn.Sequential(*(Block(32) for _ in range(250)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    while True:
+        x = torch.randn(16, 32)
+        loss = (model(x) - x).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def train_operators() -> None:
+    """A recurrence written out: 12,500 passes of two operators, and as many of the backward pass."""
+    scale, shift = nn.Parameter(torch.full((8,), 0.999)), nn.Parameter(torch.zeros(8))
+    optimizer = torch.optim.SGD([scale, shift], lr=1e-3)
+    while True:
+        x = torch.randn(4, 8)
+        for _ in range(12_500):
+            x = x * scale + shift
+        loss = x.square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+JOBS = {"modules": train_modules, "operators": train_operators}
+
+
+def diagnose(name: str, *, seconds: float) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "evidence.json"
+        command = ["diagnose", "--seconds", str(seconds), "--save", str(path), str(Path(__file__).name)]
+        began_s = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-m", "flatout", *command, "--job", name],
+            cwd=HERE,
+            env={"OMP_NUM_THREADS": "1", **os.environ},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        took_s = time.monotonic() - began_s
+        if done.returncode not in (0, 1) or not path.exists():
+            return {"failed": done.stderr.strip()[-500:]}
+        num_bytes, evidence = path.stat().st_size, json.loads(path.read_text())
+    row = {"took_s": took_s, "in_time": took_s <= seconds + MOST_AFTER_S}
+    row |= {"evidence_bytes": num_bytes, "is_small": num_bytes < MOST_BYTES}
+    row |= {"arms": len(evidence["counterfactuals"]), "found": done.returncode == 1}
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", choices=JOBS)
+    parser.add_argument("--seconds", type=float, default=30.0, help="for one diagnosis (default: 30)")
+    parser.add_argument("--save", action="store_true", help="write results/large_HARDWARE_DATE.json")
+    parser.add_argument("--job", choices=JOBS, help=argparse.SUPPRESS)  # what is diagnosed
+    options = parser.parse_args()
+    if options.job is not None:
+        JOBS[options.job]()
+    hardware = f"cpu-{os.cpu_count()}-cores"
+    stamp = {"hardware": hardware, "torch": str(torch.__version__), "python": platform.python_version()}
+    names = [name for name in JOBS if options.only in (None, name)]
+    jobs = {name: diagnose(name, seconds=options.seconds) for name in names}
+    result = {"benchmark": "large", **stamp, "seconds": options.seconds, "jobs": jobs}
+    print(json.dumps(result))
+    for name, row in jobs.items():
+        if "failed" in row:
+            print(f"{name:12}failed: {row['failed']}")
+            continue
+        print(f"{name:12}{row['took_s']:6.1f} s{row['evidence_bytes'] / 1e6:8.2f} MB{row['arms']:4} arms")
+    if options.save:
+        path = HERE / "results" / f"large_{hardware}_{datetime.date.today().isoformat()}.json"
+        path.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
