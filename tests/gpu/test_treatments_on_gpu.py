@@ -48,8 +48,9 @@ def test_losses_are_the_same_or_nearly_so(tmp_path: Path, monkeypatch: pytest.Mo
     with Trials(["train.py"], module=False, plan=PLAN) as trials:
         plain = trials.run([], counts=True)
         assert verdict.failure(plain) is None, plain
-        assert plain.counts is not None and plain.counts.launches > 10
-        assert plain.counts.copied_bytes is not None and plain.counts.copied_bytes > 64 * 256 * 4
+        counts = plain.counts
+        if counts is None or counts.launches <= 10 or (counts.copied_bytes or 0.0) <= 64 * 256 * 4:
+            wrong.append(f"a batch of {64 * 256 * 4} bytes was copied: {counts}")
         for text in (*EXACT, *NEAR):
             found = trials.run([read_dose(text)])
             if reason := verdict.failure(found, like=plain):

@@ -149,9 +149,8 @@ def device_timelines(events: Sequence[Any]) -> tuple[Timeline, Timeline]:
 
 
 def _copied_bytes(event: Any) -> int:
-    """The size of a copy, where this torch passes the tracer's metadata on."""
-    metadata = getattr(event, "metadata_json", None)
-    match = re.search(r'"bytes":\s*"?(\d+)', metadata()) if metadata is not None else None
+    """The size of a copy, where the recording asked for the tracer's metadata."""
+    match = re.search(r'"bytes":\s*"?(\d+)', event.metadata_json())
     return int(match[1]) if match else -1
 
 

@@ -39,11 +39,15 @@ class Recording:
         from torch.autograd import profiler
 
         _refuse_beside_another()
+        only_device = self._cuda and not self._cpu  # then events say how many bytes a copy has
         session = profiler.profile(
             use_cpu=self._cpu,
             use_device="cuda" if self._cuda else None,
             use_kineto=True,
             profile_memory=self._with_memory,
+            experimental_config=torch._C._profiler._ExperimentalConfig(
+                expose_kineto_event_metadata=only_device
+            ),
         )
         config = session.config(create_trace_id=True)
         scope = torch._C._profiler.RecordScope

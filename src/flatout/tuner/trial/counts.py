@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flatout.measure.evidence import Copy
 
 READS = "aten::_local_scalar_dense"
 
@@ -21,7 +25,7 @@ class Counts:
 
     launches: float
     waits: float
-    copied_bytes: float | None  # between host and GPU; None without a GPU
+    copied_bytes: float | None  # between host and GPU; None without a GPU, or where the profiler is silent
     peak_bytes: int  # on a CPU without what was there before these steps
     parameter_groups: int
     graph_breaks: int
@@ -66,7 +70,7 @@ class Counter:
             recompilations=recompilations,
         )
 
-    def _of_gpu(self, events: list[Any], num_steps: int) -> tuple[float, float, float, int]:
+    def _of_gpu(self, events: list[Any], num_steps: int) -> tuple[float, float, float | None, int]:
         import torch
 
         from flatout.measure.device.kernels import device_timelines, summarise_device
@@ -82,10 +86,19 @@ class Counter:
             step_s=0.0,
             has_optimizer=True,
         )
-        copied = sum(
-            each.bytes_per_step or 0.0 for each in found.copies if each.kind.startswith(("HtoD", "DtoH"))
+        return (
+            found.num_kernels,
+            found.num_syncs or 0.0,
+            copied_bytes(found.copies),
+            torch.cuda.max_memory_allocated(),
         )
-        return found.num_kernels, found.num_syncs or 0.0, copied, torch.cuda.max_memory_allocated()
+
+
+def copied_bytes(copies: Sequence[Copy]) -> float | None:
+    """Bytes of a step between host and GPU; None where a size is unknown."""
+    found = [each.bytes_per_step for each in copies if each.kind.startswith(("HtoD", "DtoH"))]
+    known = [each for each in found if each is not None]
+    return sum(known) if len(known) == len(found) else None
 
 
 def _of_cpu(events: list[Any], num_steps: int) -> tuple[float, float, None, int]:

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
-from flatout.tuner.trial.counts import Counter, Counts
+from flatout.measure.evidence import Copy
+from flatout.tuner.trial.counts import Counter, Counts, copied_bytes
 
 
 def counted(*, reads: int = 0, rows: int = 8) -> Counts:
@@ -28,6 +31,15 @@ def test_a_job_with_a_profiler_of_its_own_is_left_alone() -> None:
     with torch.autograd.profiler.profile(use_kineto=True):
         counter.start()
         assert counter.stop(1) is None
+
+
+def test_copies_of_unknown_size_are_not_nothing() -> None:
+    known = [
+        Copy(kind=kind, calls_per_step=1, total_s=1e-6, bytes_per_step=size)
+        for kind, size in (("HtoD pageable", 64.0), ("DtoH pinned", 8.0), ("DtoD", 512.0))
+    ]
+    assert copied_bytes(known) == 72.0 and copied_bytes([]) == 0.0
+    assert copied_bytes([*known, replace(known[0], bytes_per_step=None)]) is None
 
 
 def test_counts_repeat_and_see_reads_launches_groups_and_memory() -> None:
