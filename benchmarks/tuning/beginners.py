@@ -1,0 +1,243 @@
+"""What tuning gains on scripts as a beginner writes them, beside torch.compile and bf16 by hand.
+
+    python benchmarks/tuning/beginners.py [--only NAME] [--size small|full] [--seconds S] [--save FILE]
+
+Scripts: a convnet with augmentation, a language model, a fine-tuned classifier (all three in `beginners/`),
+and examples/darkroom with patches.  Each is diagnosed once, tuned with lossy treatments allowed and tuned
+without them, for at most S seconds together; then the script and its form by hand take turns.  Beside the
+verdicts stands a peer's rule on the same trials: the first run with a treatment against the one before it,
+kept if it is faster.  FILE gets each script as it is done, beside those that it holds already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "diagnosis")]
+from twins import Job, compare  # noqa: E402
+
+import flatout  # noqa: E402
+from flatout import api  # noqa: E402
+from flatout.measure.evidence import Evidence  # noqa: E402
+from flatout.tuner.trial.meter import TrialResult  # noqa: E402
+from flatout.tuner.tune import Tuner, Tuning  # noqa: E402
+from flatout.tuner.verdict import Gain  # noqa: E402
+
+GOALS = {"convnet": 3.0, "gpt": 6.0, "finetune": 4.0, "darkroom": 40.0}  # on an H200, lossy ones allowed
+FOLDERS = {
+    name: ROOT / "examples" / "darkroom" if name == "darkroom" else HERE / "beginners" for name in GOALS
+}
+DIAGNOSIS = 0.15  # of the seconds
+LOSSY = 0.6  # of those after it
+
+Item = dict[str, Any]
+
+
+class Shared:
+    """The trials that two tunings of one job begin with, run once: those of the job against itself."""
+
+    def __init__(self) -> None:
+        self._first: deque[tuple[str, tuple[TrialResult, ...]]] = deque()
+        self._known: deque[tuple[str, tuple[TrialResult, ...]]] = deque()
+
+    def begin_again(self) -> None:
+        self._known = self._first
+
+    def find(self, key: str) -> tuple[TrialResult, ...] | None:
+        if self._known and self._known[0][0] == key:
+            return self._known.popleft()[1]
+        self._known = deque()  # from here on they differ
+        return None
+
+    def add(self, key: str, *results: TrialResult) -> None:
+        self._first.append((key, results))
+
+
+def tune_both(name: str, *, size: str, seconds: float, say: Callable[[str], None]) -> Item:
+    """Diagnose a script, tune it with and without lossy treatments, and time it by hand."""
+    began_s = time.monotonic()
+    with copy_of(name) as script:
+        command = [script.name, "--size", size, "--steps", "100000"]
+        found = api.diagnose_script(
+            command, seconds=DIAGNOSIS * seconds, script_stdout_to_stderr=True, on_progress=say
+        )
+        item: Item = {"step_s": found.evidence.step_s, "findings": [each.name for each in found.findings]}
+        shared, until_s = Shared(), began_s + seconds
+        for arm, allow_lossy, share in (("lossy", True, LOSSY), ("exact", False, 1.0)):
+            shared.begin_again()
+            left_s = share * (until_s - time.monotonic())
+            try:
+                item[arm] = tune(
+                    found.evidence,
+                    command,
+                    allow_lossy=allow_lossy,
+                    patch=name == "darkroom",
+                    within_s=left_s,
+                    shared=shared,
+                    say=lambda text, arm=arm: say(f"{arm}: {text}"),  # type: ignore[misc]
+                )
+            except Exception as error:  # noqa: BLE001 - the other arm is still of use
+                item[arm] = {"error": f"{type(error).__name__}: {error}"}
+        if name != "darkroom":
+            say("by hand")
+            item["by_hand"] = by_hand(script, command[1:])
+    return {**item, "took_s": time.monotonic() - began_s, "size": size, "seconds": seconds}
+
+
+def tune(
+    evidence: Evidence,
+    command: list[str],
+    *,
+    allow_lossy: bool,
+    patch: bool,
+    within_s: float,
+    shared: Shared,
+    say: Callable[[str], None],
+) -> Item:
+    began_s = time.monotonic()
+    tuner = Tuner(
+        evidence,
+        command,
+        module=False,
+        allow_lossy=allow_lossy,
+        patch=patch,
+        on_progress=say,
+        journal=shared,  # type: ignore[arg-type]
+        within_s=within_s,
+    )
+    done = tuner.run()
+    return {
+        "gain": gain_of(done.total),
+        "kept": [str(each) for each in done.tried if each.answer == "kept"],
+        "tried": {
+            str(each): {"answer": each.answer, "reason": each.reason, "gain": gain_of(each.gain)}
+            for each in done.tried
+        },
+        "noise": gain_of(done.noise),
+        "reproducible": done.reproducible,
+        "peer": peer_rule(tuner, done),
+        "num_trials": done.num_trials,
+        "took_s": time.monotonic() - began_s,
+    }
+
+
+def peer_rule(tuner: Tuner, done: Tuning) -> Item:
+    """What a rule of one run after the other would have kept of what was timed in pairs of runs."""
+    faster = {
+        label: median(pairs[0][0].blocks_s) / median(pairs[0][1].blocks_s)
+        for label, pairs in tuner.pairs.items()
+        if pairs and not label.startswith(("without", "all that"))
+    }
+    ours = {str(each) for each in done.tried if each.answer == "kept"}
+    return {
+        "ratios": faster,
+        "kept_if_faster": [label for label, ratio in faster.items() if ratio > 1],
+        "of_these_not_proven": [label for label, ratio in faster.items() if ratio > 1 and label not in ours],
+    }
+
+
+def gain_of(gain: Gain | None) -> Item | None:
+    return None if gain is None else {"ratio": gain.ratio, "low": gain.low, "high": gain.high}
+
+
+def by_hand(script: Path, arguments: list[str]) -> Item:
+    jobs = Job(script, arguments), Job(script, [*arguments, "--by-hand"])
+    try:
+        found = compare(*jobs)
+        return {"ratio": found.gain, "low": found.low, "high": found.high}
+    except RuntimeError as error:
+        return {"error": str(error)}
+    finally:
+        for job in jobs:
+            job.end()
+
+
+@contextmanager
+def copy_of(name: str) -> Iterator[Path]:
+    """The script in a folder of its own, which is where a tuning runs."""
+    before = Path.cwd()
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(FOLDERS[name], folder, dirs_exist_ok=True)
+        os.chdir(folder)
+        try:
+            yield Path(folder) / ("train.py" if name == "darkroom" else f"{name}.py")
+        finally:
+            os.chdir(before)
+
+
+def show(items: dict[str, Item]) -> None:
+    print(f"{'script':10}{'goal':>6}  {'lossy allowed':24}{'without':24}{'by hand':24}kept")
+    for name, item in items.items():
+        if "error" in item:
+            print(f"{name:10}{item['error']}")
+            continue
+        lossy, exact = item["lossy"], item["exact"]
+        figures = [lossy.get("gain"), exact.get("gain"), item.get("by_hand")]
+        words = "".join(f"{show_gain(each):24}" for each in figures)
+        print(f"{name:10}{GOALS[name]:>5g}x  {words}{', '.join(lossy.get('kept', ())) or 'nothing'}")
+
+
+def show_gain(gain: Item | None) -> str:
+    if gain is None or "error" in gain:
+        return "-"
+    return f"{gain['ratio']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}]"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", default=[], choices=GOALS, help="repeatable")
+    parser.add_argument("--size", choices=("small", "full"), default="full")
+    parser.add_argument("--seconds", type=float, default=300.0, help="for each script (default: 300)")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="where to write or add the figures")
+    options = parser.parse_args()
+    known = options.save is not None and options.save.exists()
+    items: dict[str, Item] = json.loads(options.save.read_text(encoding="utf-8"))["items"] if known else {}
+    result: Item = {}
+    for name in options.only or GOALS:
+        began_s = time.monotonic()
+
+        def say(text: str, name: str = name, began_s: float = began_s) -> None:
+            print(f"{time.monotonic() - began_s:6.1f} s  {name}: {text}", file=sys.stderr, flush=True)
+
+        try:
+            items[name] = tune_both(name, size=options.size, seconds=options.seconds, say=say)
+        except Exception as error:  # noqa: BLE001 - one script that fails does not cost the others
+            items[name] = {"error": f"{type(error).__name__}: {error}"}
+        result = {"benchmark": "beginners", **machine(), "items": items}
+        if options.save is not None:
+            options.save.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps(result))
+    show(items)
+
+
+def machine() -> Item:
+    import torch
+    from interleaved import cpu_name
+
+    return {
+        "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name(),
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
+        "flatout": flatout.__version__,
+    }
+
+
+if __name__ == "__main__":
+    main()
