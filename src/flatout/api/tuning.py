@@ -33,6 +33,7 @@ def tune_script(
     resume: bool = False,
     ranks: int = 1,
     ray: str | None = None,
+    minutes: float | None = None,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> Tuning:
     """Try what makes a script faster without a change of its code, and keep what is proven.
@@ -41,7 +42,8 @@ def tune_script(
     `patch` changes of the source are tried, too; `apply_patches` writes those that were kept.  `resume` goes
     on with a tuning of the same command in this folder that was interrupted.  With several `ranks` so many
     processes train together, as torchrun would start them on this machine.  `ray` is the address of a Ray
-    cluster, whose nodes run the diagnosis and the trials.
+    cluster, whose nodes run the diagnosis and the trials.  After so many `minutes` of trials nothing more is
+    tried, and what was kept by then is the answer.
     """
     from flatout.ground.script.command import check_command
     from flatout.hardware.ray_cluster import RayCluster
@@ -83,6 +85,7 @@ def tune_script(
             resume=resume,
             evidence_path=evidence,
             cluster=cluster,
+            within_s=None if minutes is None else 60 * minutes,
         )
 
 

@@ -54,6 +54,9 @@ def tune(
     ray: Annotated[
         str | None, flag("--ray", "ADDRESS", "Run trials on the nodes of a Ray cluster: auto, or HOST:PORT.")
     ] = None,
+    minutes: Annotated[
+        float | None, flag("--minutes", "M", "Try nothing more after M minutes of trials.")
+    ] = None,
     html: flags.Html = None,
     json_output: flags.Json = False,
 ) -> None:
@@ -108,6 +111,7 @@ def tune(
                 resume=resume,
                 ranks=ranks,
                 ray=ray,
+                minutes=minutes,
                 on_progress=update,
             )
     except KeyboardInterrupt:

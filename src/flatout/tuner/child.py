@@ -34,6 +34,7 @@ class TrialOptions:
     checked: tuple[int, ...]  # steps, from 1, whose gradients and parameters are hashed
     first_step: str | None = None  # a file for the gradients and changes of the first step
     same_random: bool = False  # compiled code draws as eager code does
+    fixed_samples: bool = False  # a dataset draws the same for a sample in any process
     plain: bool = False  # without dropout, for the comparison of gradients
     double: bool = False  # in 64 bits: what the gradients should be
     nudge: bool = False  # the weights changed in their last bit: what rounding alone does

@@ -6,7 +6,7 @@ has been judged already.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trials import Trials
 
 SEEDS = 8
+FIXED = "fixed_samples"
 COMPILES = ("compile",)  # treatments whose code draws random numbers of its own
 
 
@@ -68,11 +69,20 @@ class Numbers:
 
     def judge(self, treatment: Treatment, kept: Sequence[Dose], dose: Dose) -> Judgement:
         """Compare the job under `kept` and `dose` with the job."""
+        judged = self._judge(treatment, kept, dose)
+        if treatment.redraws and judged.is_right and FIXED in self.trials.always:
+            return _right(f"with the random numbers of each sample fixed, {judged.reason}")
+        return judged
+
+    def _judge(self, treatment: Treatment, kept: Sequence[Dose], dose: Dose) -> Judgement:
         if treatment.safety == "lossy":
             return self._judge_lossy(treatment, kept, [*kept, dose])
         self._refer_to(tuple(each for each in kept if treatment_of(each).safety == "lossy"))
         doses = [*kept, dose]
         treated = self._run(doses)
+        redraws = treatment.redraws and FIXED not in self.trials.always
+        if redraws and verdict.serves_other_batches(self.plain, treated):
+            return self._judge_with_fixed_samples(treatment, kept, dose)
         if reason := self._works_otherwise(doses, treated):
             return _wrong(reason)
         if treatment.safety == "exact" and (found := self._judge_exact(kept, treated)) is not None:
@@ -82,6 +92,20 @@ class Numbers:
         if reason := self._compare_with_64_bits(doses):
             return _wrong(reason)
         return _right("gradients as near to 64 bits as the job's, losses as near as rounding")
+
+    def _judge_with_fixed_samples(self, treatment: Treatment, kept: Sequence[Dose], dose: Dose) -> Judgement:
+        """Other processes draw other random numbers; all else is the same if it is so where they draw alike.
+
+        Where it is, trials draw alike from here on.
+        """
+        before = dict(vars(self))
+        self.trials.always = {FIXED: True}
+        self._refer_again()
+        judged = self._judge(treatment, kept, dose)
+        if not judged.is_right:
+            self.trials.always = {}
+            vars(self).update(before)
+        return judged
 
     def _judge_exact(self, kept: Sequence[Dose], treated: TrialResult) -> Judgement | None:
         """Bit for bit; None where the job's own runs or what was kept before allow only for rounding."""
@@ -128,14 +152,16 @@ class Numbers:
 
     def _refer_to(self, lossy: tuple[Dose, ...]) -> None:
         """Take the job under lossy treatments for the job."""
-        if lossy == self._lossy:
-            return
-        self._lossy, self._first = lossy, {}
-        self.plain = self._run(lossy)
-        self._others = [self._run(lossy)]
+        if lossy != self._lossy:
+            self._lossy, self._is_half = lossy, True
+            self._refer_again()
+
+    def _refer_again(self) -> None:
+        self._first, self._bases = {}, {}
+        again = (self._lossy, self.changes_for(self._lossy))
+        self.plain, *self._others = self.trials.run_all([again, again])
         self.reproducible = verdict.is_reproducible(self.plain, self._others[0])
         self.begins_alike = verdict.repeats_first_step(self.plain, self._others[0])
-        self._is_half = True
         self._nudge()
 
     def _nudge(self) -> None:
@@ -144,23 +170,37 @@ class Numbers:
 
     def _compare_with_64_bits(self, doses: Sequence[Dose]) -> str | None:
         """Compare the first step, without dropout, of the job, the treated job and the job in 64 bits."""
-        for name, given, double in (
-            ("plain", self._lossy, False),
-            ("treated", doses, False),
-            ("exact", self._lossy, True),
-        ):
-            if name == "treated" or name not in self._first:
-                path = self.trials.folder / f"{name}.safetensors"
-                path.unlink(missing_ok=True)
-                run = self.trials.run(given, first_step=str(path), plain=True, double=double)
-                what = "in 64 bits " if double else ""
-                if not path.exists():
-                    return f"the first step {what}could not be compared: {run.error or run.ended}"
-                if name != "plain" and (reason := verdict.starts_otherwise(self._first["plain"][1], run)):
-                    return f"the first step {what}could not be compared: {reason}"
-                self._first[name] = path, run
+        self._first.pop("treated", None)
+        asked = {"plain": (self._lossy, False), "treated": (doses, False), "exact": (self._lossy, True)}
+        asked = {name: each for name, each in asked.items() if name not in self._first}
+        wide = {name: each for name, each in asked.items() if each[1]}  # which want twice the memory
+        found = self._first_steps({name: each for name, each in asked.items() if not each[1]})
+        found |= self._first_steps(wide)
+        for name, (path, run) in found.items():
+            what = "in 64 bits " if name == "exact" else ""
+            if not path.exists():
+                return f"the first step {what}could not be compared: {run.error or run.ended}"
+            plain = {**self._first, **found}["plain"][1]
+            if name != "plain" and (reason := verdict.starts_otherwise(plain, run)):
+                return f"the first step {what}could not be compared: {reason}"
+            self._first[name] = path, run
         paths = [self._first[name][0] for name in ("plain", "treated", "exact")]
         return verdict.differs_by_more_than_rounding(paths[0], paths[1], paths[2], is_half=self._is_half)
+
+    def _first_steps(
+        self, asked: dict[str, tuple[Sequence[Dose], bool]]
+    ) -> dict[str, tuple[Path, TrialResult]]:
+        """Run first steps without dropout, some in 64 bits, by name: their files and what was seen."""
+        paths = {name: self.trials.folder / f"{name}.safetensors" for name in asked}
+        for path in paths.values():
+            path.unlink(missing_ok=True)
+        runs = self.trials.run_all(
+            [
+                (given, {"first_step": str(paths[name]), "plain": True, "double": double})
+                for name, (given, double) in asked.items()
+            ]
+        )
+        return {name: (paths[name], run) for name, run in zip(asked, runs, strict=True)}
 
     # -- lossy
 
@@ -171,8 +211,7 @@ class Numbers:
         pairs: list[tuple[TrialResult, TrialResult]] = []
         asked = [((tuple(given), {"seed": seed}),) for seed in range(SEEDS) for given in (kept, doses)]
         self.trials.expect(str(doses[-1]), asked)
-        for seed in range(SEEDS):
-            plain, treated = (self.trials.run(given, seed=seed) for given in (kept, doses))
+        for plain, treated in self._paired_seeds(kept, doses):
             if reason := verdict.failure(plain) or verdict.failure(treated, like=plain):
                 return _wrong(reason)
             if not treatment.changes_batches and (reason := verdict.serves_other_batches(plain, treated)):
@@ -189,16 +228,22 @@ class Numbers:
             return Judgement(answer="undecided", reason="the job is the same with every seed")
         return Judgement(answer="undecided", reason=f"{change}: the margin is {verdict.MARGIN:.1%}")
 
+    def _paired_seeds(
+        self, kept: Sequence[Dose], doses: Sequence[Dose]
+    ) -> Iterator[tuple[TrialResult, TrialResult]]:
+        """Runs without and with a treatment, seed by seed; as many at once as may run beside each other."""
+        num_at_once = max(1, self.trials.at_once // 2)
+        for first in range(0, SEEDS, num_at_once):
+            seeds = range(first, min(SEEDS, first + num_at_once))
+            runs = self.trials.run_all([(given, {"seed": seed}) for seed in seeds for given in (kept, doses)])
+            yield from zip(runs[::2], runs[1::2], strict=True)
+
     def _steps_otherwise(self, kept: Sequence[Dose], doses: Sequence[Dose]) -> str | None:
-        found = []
-        for name, given in (("before", kept), ("lossy", doses)):
-            path = self.trials.folder / f"{name}.safetensors"
-            path.unlink(missing_ok=True)
-            run = self.trials.run(given, first_step=str(path), plain=True)
+        found = self._first_steps({"before": (kept, False), "lossy": (doses, False)})
+        for path, run in found.values():
             if not path.exists():
                 return (
                     f"the script {run.error}" if run.ended == "killed" else f"the script raised {run.error}"
                 )
-            found.append((path, run))
-        (before, plain), (lossy, treated) = found
+        (before, plain), (lossy, treated) = found.values()
         return verdict.starts_otherwise(plain, treated) or verdict.steps_otherwise(before, lossy)

@@ -77,6 +77,7 @@ class Treatment:
     # made before the script starts, off; None where only a process of its own shows what it does
     switch: Callable[[Patches, Value], Switch] | None = None
     changes_batches: bool = False  # its batches are not the job's, and the losses judge that
+    redraws: bool = False  # a dataset that draws random numbers draws others
     moves_reads: bool = False  # the script reads its numbers at other times, and that is the point
 
     def __post_init__(self) -> None:

@@ -14,7 +14,9 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -31,8 +33,12 @@ from flatout.tuner.trial.meter import TrialResult
 
 HANGS = 4.0  # a trial that takes this many times as long as the first one hangs
 MOST_ERROR = 300
+NO_MEMORY = "OutOfMemoryError"
+ENDS_S = 0.2  # between two looks at trials that are ended
 
-# Trials that run one after the other on one machine: treatments, and fields of TrialOptions, of each.
+Run = tuple[Sequence[Dose], dict[str, Any]]  # a trial: treatments, and fields of TrialOptions
+
+# Trials that run one after the other on one machine.
 Unit = tuple[tuple[tuple[Dose, ...], dict[str, Any]], ...]
 
 
@@ -75,6 +81,10 @@ class Trials:
         self.command, self.module, self.plan, self.on_progress = tuple(command), module, plan, on_progress
         self.journal = journal
         self.num_run = 0
+        self.always: dict[str, Any] = {}  # fields of TrialOptions that all trials are told
+        self.at_once = 1  # trials whose times do not count
+        self._started: set[subprocess.Popen[bytes]] = set()  # that did not end yet
+        self._one_writes = threading.Lock()
 
     @functools.cached_property
     def folder(self) -> Path:
@@ -89,18 +99,40 @@ class Trials:
 
     def run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
         """One run of the script; `changes` are fields of TrialOptions."""
+        changes = {**self.always, **changes}
         if self.journal is None or "first_step" in changes:  # which leaves a file, gone with the folder
             return self._run(doses, **changes)
         key = json.dumps(encode([list(doses), changes, self.plan]), sort_keys=True)
-        if known := self.journal.find(key):
-            return known[0]
+        with self._one_writes:
+            if known := self.journal.find(key):
+                return known[0]
         found = self._run(doses, **changes)
-        self.journal.add(key, found)
+        with self._one_writes:
+            self.journal.add(key, found)
         return found
 
     def run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
         """Two runs of the script, one after the other on one machine."""
         return self.run(first), self.run(second)
+
+    def run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
+        """Runs whose numbers are compared and not their times: `at_once` of them beside each other."""
+        if self.at_once == 1 or len(runs) == 1:
+            return [self.run(doses, **changes) for doses, changes in runs]
+        pool = ThreadPoolExecutor(self.at_once)
+        asked = [pool.submit(self.run, doses, **changes) for doses, changes in runs]
+        try:
+            found = [each.result() for each in asked]
+        finally:  # after an interrupt nothing more is begun, and what runs is ended
+            pool.shutdown(wait=False, cancel_futures=True)
+            while not all(each.done() for each in asked):
+                for process in list(self._started):
+                    _end_group(process)
+                wait(asked, timeout=ENDS_S)
+        return [  # what found no memory beside the others runs again, alone
+            self.run(doses, **changes) if NO_MEMORY in (result.error or "") else result
+            for (doses, changes), result in zip(runs, found, strict=True)
+        ]
 
     @property
     def slots(self) -> int:
@@ -118,8 +150,9 @@ class Trials:
         return machine_of(evidence)
 
     def _run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
-        self.num_run += 1
-        own = self.folder / str(self.num_run)
+        with self._one_writes:
+            self.num_run += 1
+            own = self.folder / str(self.num_run)
         (own / "scratch").mkdir(parents=True)
         plan = self.plan
         options = TrialOptions(
@@ -149,6 +182,7 @@ class Trials:
                     options = _of_rank(child, len(started), own)
                     command = start_command(self.child, json.dumps(encode(options)))
                     started.append(_start(command, output, variables))
+                    self._started.add(started[-1])
                 process = started[0]  # which speaks for all
                 process.wait(timeout=limit_s)
                 error = None
@@ -157,6 +191,7 @@ class Trials:
             finally:
                 for each in started:
                     _end_group(each)
+                    self._started.discard(each)
         shutil.rmtree(own / "scratch", ignore_errors=True)
         result = own / "result.json"
         if error is None and result.is_file():

@@ -13,7 +13,9 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
+import math
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,10 +44,14 @@ LONG_STEP_S = 2.0  # from here on few steps are enough: a step is worth a block 
 BLOCKS_PER_ROUND = 1.6  # of an arm's block: half a block of the baseline, and some that are longer
 LEAST_LIMIT_S, HANGS = 60.0, 4.0
 MOST_SOURCE = 4 << 20
+USABLE, PEAK_FACTOR, CONTEXT_BYTES, CORES_EACH = 0.85, 1.25, 1 << 30, 2  # of trials beside each other
 
+TRIALS_AT_END = 2 * FEWEST_PAIRS + 2  # of all that was kept together; and the one that is under way
+ALL_OF_IT = 0.9  # of a measured ceiling: no other value of a treatment is tried
 LIKELY_PAIRS = 2  # that a treatment is asked for: most gain nothing, and two show it
 
-TOGETHER = "all that was kept"
+NO_TIME = "no time was left for it"
+NOISE, TOGETHER = "the job against itself", "all that was kept"
 
 Pairs = list[tuple[TrialResult, TrialResult]]  # of runs without and with a treatment
 Candidate = tuple[Treatment, Sequence[bool | int | str]]
@@ -103,6 +109,7 @@ class Tuner:
         on_progress: Callable[[str], None],
         journal: Journal | None = None,
         cluster: RayCluster | None = None,
+        within_s: float | None = None,
     ) -> None:
         if evidence.step_s is None:
             raise BadInput("no step of the job was measured", hint="flatout diagnose says what it saw")
@@ -118,10 +125,12 @@ class Tuner:
             journal=journal,
             ranks=evidence.job.world_size,
         )
+        self._ends_s = math.inf if within_s is None else time.monotonic() + within_s
+        self._longest_s = 0.0  # that a trial of a pair took
         self.kept: list[Dose] = []
         self.tried: list[Tried] = []
         self.checks: dict[str, str] = {}  # how the numbers of a treatment were verified
-        self._pairs: dict[str, Pairs] = {}  # of runs without and with a treatment
+        self.pairs: dict[str, Pairs] = {}  # of runs without and with a treatment, by what was asked
         self._in_run: dict[str, Gain] = {}  # gains of switched treatments
         self._in_run_on: list[Dose] | None = None  # what was kept when they were measured
         self.noise_in_run: Gain | None = None
@@ -152,7 +161,7 @@ class Tuner:
             envelope=self.numbers.envelope,
             reproducible=self.numbers.reproducible,
             total=total,
-            job=verdict.job_gain_of(self._pairs.get(TOGETHER, []), num_steps=steps_of(self.evidence)),
+            job=verdict.job_gain_of(self.pairs.get(TOGETHER, []), num_steps=steps_of(self.evidence)),
             prescription=prescription,
             num_trials=self.trials.num_run,
             step_s=self.evidence.step_s or 0.0,
@@ -163,16 +172,17 @@ class Tuner:
 
     def _measure_noise(self) -> Gain:
         """Run the job against itself: does it repeat, how do times vary, what does rounding do to losses."""
-        self.on_progress("the job against itself")
+        self.on_progress(NOISE)
         alike = pair_of([], [])
         self.trials.expect("noise", [*[alike] * FEWEST_PAIRS, (((), {"nudge": True}),)])
-        pairs = [self.trials.run_pair([], []) for _ in range(FEWEST_PAIRS)]
+        pairs = self.pairs[NOISE] = [self._run_pair([], []) for _ in range(FEWEST_PAIRS)]
         runs = [run for pair in pairs for run in pair]
         for run in runs:
             if reason := verdict.failure(run):
                 raise BadInput(
                     f"the job cannot be tuned: {reason}", hint="it must train for some dozens of steps"
                 )
+        self.trials.at_once = at_once(self.evidence, runs)
         precision = self.evidence.precision
         is_half = precision is not None and precision.autocast is not None
         self.numbers = Numbers(self.trials, runs, is_half=is_half)
@@ -263,9 +273,16 @@ class Tuner:
 
     def _try_all(self, candidates: Sequence[Candidate]) -> None:
         for number, (treatment, values) in enumerate(candidates):
+            if self._is_late():
+                self._note(treatment, values[0], "not tried", NO_TIME)
+                continue
             for later, doses in candidates[number:]:
                 self._expect(later, doses)
             self._try(treatment, values)
+
+    def _is_late(self) -> bool:
+        """Whether the time that is left is needed to show what all that was kept gains together."""
+        return time.monotonic() + TRIALS_AT_END * self._longest_s > self._ends_s
 
     def _expect(self, treatment: Treatment, values: Sequence[bool | int | str]) -> None:
         """Tell what the values of a treatment will ask for, if nothing else is kept before."""
@@ -285,8 +302,16 @@ class Tuner:
         doses = [Dose(name=treatment.name, value=value) for value in values]
         if treatment.switch is not None and self._in_run_on != self.kept:
             self._switch([dose for dose in doses if not self._gains_nothing(dose)])
+        ceilings = ceilings_of(self.evidence)
+        known = [ceilings[rule] for rule in treatment.rules if rule in ceilings]
         paid: list[tuple[Dose, Gain]] = []
-        for dose in doses:
+        for number, dose in enumerate(doses):
+            if paid and known and paid[-1][1].ratio >= ALL_OF_IT * max(known):
+                self._note(treatment, dose.value, "not tried", f"{paid[-1][0]} gains all that can be gained")
+                continue
+            if number and self._is_late():
+                self._note(treatment, dose.value, "not tried", NO_TIME)
+                continue
             found = self._try_dose(treatment, dose)
             self.trials.forget(str(dose))
             if found is not None:
@@ -341,11 +366,11 @@ class Tuner:
     def _gain(self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str) -> Gain:
         """Alternate two arms, A B B A, until the answer is settled."""
         pairs: Pairs = []
-        self._pairs[label] = pairs
+        self.pairs[label] = pairs
         self.trials.expect(label, [self._pair(without, with_, number) for number in range(FEWEST_PAIRS)])
         while True:
             (first, _), (second, _) = self._pair(without, with_, len(pairs))
-            found = self.trials.run_pair(first, second)
+            found = self._run_pair(first, second)
             plain, treated = found if len(pairs) % 2 == 0 else reversed(found)
             if reason := verdict.failure(treated, like=plain) or verdict.failure(plain):
                 raise _Failed(reason)
@@ -354,6 +379,12 @@ class Tuner:
             if gain.is_settled or len(pairs) >= MOST_PAIRS:
                 return gain
 
+    def _run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
+        began_s = time.monotonic()
+        found = self.trials.run_pair(first, second)
+        self._longest_s = max(self._longest_s, (time.monotonic() - began_s) / 2)
+        return found
+
     def _pair(self, without: Sequence[Dose], with_: Sequence[Dose], number: int) -> Unit:
         return pair_of(without, with_) if number % 2 == 0 else pair_of(with_, without)
 
@@ -361,7 +392,10 @@ class Tuner:
         """Leave each kept treatment out once: another may have taken its place."""
         if len(self.kept) < 2:
             return
-        for dose in list(self.kept):
+        before = list(self.kept)
+        for dose in before:
+            if self._is_late() or (dose == before[-1] and self.kept == before):
+                return  # what the last one gains was measured beside the others
             others = [each for each in self.kept if each != dose]
             self.on_progress(f"without {dose}")
             gain = self._gain_beside(dose, others)
@@ -393,8 +427,8 @@ class Tuner:
         """What all that is kept gains together; one alone may have been measured already."""
         if not self.kept:
             return None
-        if len(self.kept) == 1 and (known := self._pairs.get(str(self.kept[0]))):
-            self._pairs[TOGETHER] = known
+        if len(self.kept) == 1 and (known := self.pairs.get(str(self.kept[0]))):
+            self.pairs[TOGETHER] = known
             return verdict.gain_of(known)
         self.on_progress(TOGETHER)
         try:
@@ -417,7 +451,7 @@ class Tuner:
         gain: Gain | None = None,
     ) -> None:
         dose = Dose(name=treatment.name, value=value)
-        pairs = self._pairs.get(str(dose), [])
+        pairs = self.pairs.get(str(dose), [])
         self.tried.append(
             Tried(
                 name=treatment.name,
@@ -522,6 +556,15 @@ def plan_of(step_s: float) -> TrialPlan:
     return replace(plan, limit_s=HANGS * plan.num_steps * step_s + LEAST_LIMIT_S)
 
 
+def at_once(evidence: Evidence, runs: Sequence[TrialResult]) -> int:
+    """How many trials may run beside each other on a GPU, where times do not count."""
+    gpu, peak = evidence.gpu, max(run.peak_bytes or 0 for run in runs)
+    if gpu is None or not gpu.memory_bytes or not peak or evidence.job.world_size > 1:
+        return 1
+    fit = int(USABLE * gpu.memory_bytes / (PEAK_FACTOR * peak + CONTEXT_BYTES))
+    return max(1, min(fit, round(evidence.host.cores or 1) // CORES_EACH))
+
+
 def seconds_for(num_arms: int, step_s: float) -> float:
     """The most that blocks of so many arms take in one run."""
     return BLOCKS_PER_ROUND * num_arms * MOST_ROUNDS * steps_per_block(step_s) * step_s
@@ -567,11 +610,13 @@ def tune(
     resume: bool = False,
     evidence_path: Path | None = None,
     cluster: RayCluster | None = None,
+    within_s: float | None = None,
 ) -> Tuning:
     """Try every treatment that suits a job, or `only` some; keep those that pay and compute its numbers.
 
     With `patch` changes of the source are tried, too; no file is written.  Finished trials stand in a journal
-    until all is done; `resume` goes on with it.  With a `cluster` they run on its nodes.
+    until all is done; `resume` goes on with it.  With a `cluster` they run on its nodes.  After `within_s`
+    seconds nothing more is tried.
     """
     wish: dict[str, Any] = {"module": module, "allow_lossy": allow_lossy, "only": list(only), "patch": patch}
     job: dict[str, Any] = {
@@ -586,7 +631,15 @@ def tune(
     journal = Journal(journal_path(tuple(command)), job=job, resume=resume, evidence=evidence_path)
     if resume:
         on_progress(f"{journal.num_known} trials are known" if journal.num_known else "nothing to resume")
-    tuner = Tuner(evidence, command, **wish, on_progress=on_progress, journal=journal, cluster=cluster)
+    tuner = Tuner(
+        evidence,
+        command,
+        **wish,
+        on_progress=on_progress,
+        journal=journal,
+        cluster=cluster,
+        within_s=within_s,
+    )
     with Interrupts():  # a polite kill leaves no more behind than Ctrl-C
         done = tuner.run()
     journal.close()

@@ -15,8 +15,8 @@ from flatout.ground.errors import BadInput
 # Whoever changes this table changes what users type: the CHANGELOG and docs say so too.
 FLAGS = {
     "diagnose": "-m --evidence --save --html --json --keep-running --seconds",
-    "tune": "-m --to --evidence --allow-lossy --only --patch --apply --undo --resume --ranks --ray --html"
-    " --json",
+    "tune": "-m --to --evidence --allow-lossy --only --patch --apply --undo --resume --ranks --ray --minutes"
+    " --html --json",
     "run": "-m --with",
     "check": "-m --base --against --tolerance --pairs --json",
     "rules": "--json",

@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from flatout.measure.patches import Patches
 from flatout.testing.wrong_treatments import SAFETIES, Install, nothing
 from flatout.tuner.numbers import Numbers
 from flatout.tuner.treatment import Dose, Treatment, Value
+from flatout.tuner.trials import TrialPlan
 from tests.unit.tuner.trial.test_meter import LocalTrials, given, train
 
 __all__ = ["given"]
@@ -68,6 +72,48 @@ def test_a_job_without_a_seed_is_verified_and_one_that_draws_otherwise_is_not(
         for safety in ("exact", "reordered"):
             given[dose.name] = made(nothing, safety)
             assert found.judge(given[dose.name], [], dose).is_right is is_right, (safety, is_right)
+
+
+class Augmented(Dataset[tuple[torch.Tensor, int]]):
+    """Samples with noise, from everybody's generator or from one that each worker has a copy of."""
+
+    def __init__(self, own: np.random.RandomState | None) -> None:
+        self.own = own
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        drawn = np.random.rand() if self.own is None else self.own.rand()
+        return torch.full((4,), index / 64) + float(drawn), index % 2
+
+
+@pytest.mark.parametrize("has_own", [False, True])
+def test_workers_may_draw_other_random_numbers_and_change_nothing_else(
+    tmp_path: Path, given: dict[str, Treatment], has_own: bool
+) -> None:
+    def job() -> None:
+        torch.manual_seed(0)
+        np.random.seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = Augmented(np.random.RandomState(0) if has_own else None)
+        for _ in range(10):
+            for x, y in DataLoader(data, batch_size=8, shuffle=True):
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+    trials = LocalTrials(tmp_path, job, TrialPlan(warmup=2, blocks=1, block_steps=2))
+    numbers = Numbers(trials, [trials.run([]) for _ in range(2)])  # type: ignore[arg-type]
+    dose, plain = Dose(name="loader-workers", value=2), numbers.plain
+    judged = numbers.judge(given[dose.name], [], dose)
+    if has_own:  # both workers draw the same
+        assert judged.reason == "batch 2 of loader 1 is another one"
+        assert trials.always == {} and numbers.plain is plain
+    else:
+        assert judged.is_right and judged.reason.startswith("with the random numbers of each sample fixed")
+        assert "bit for bit" in judged.reason and trials.always == {"fixed_samples": True}
 
 
 def test_a_crash_fails_and_is_not_taken_for_wrong_numbers(

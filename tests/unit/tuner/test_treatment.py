@@ -250,6 +250,27 @@ def test_what_can_be_switched_is_as_before_when_it_is_off(patches: Patches) -> N
     assert state() == before
 
 
+def test_a_switched_optimizer_goes_on_as_it_would_have(patches: Patches) -> None:
+    def trained(switches: bool) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        switch = switch_of("fused-optimizer", True, patches)
+        for step in range(6):
+            model(torch.ones(2, 4)).sum().backward()
+            if switches and step == 2:
+                switch.on()
+                assert optimizer.param_groups[0]["fused"] is True
+            if switches and step == 4:
+                switch.off()
+                assert optimizer.param_groups[0]["fused"] is None
+            optimizer.step()
+        return list(model.parameters())
+
+    for one, other in zip(trained(True), trained(False), strict=True):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
 def test_a_script_that_imported_a_name_is_switched_all_the_same(patches: Patches) -> None:
     called: list[int] = []
     patches.replace(torch.cuda, "empty_cache", lambda: called.append(1))

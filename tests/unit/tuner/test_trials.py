@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,6 +78,35 @@ def test_a_trial_that_fails_costs_that_trial(trials: Trials, mode: str, words: s
         trials.plan = replace(PLAN, limit_s=2.0)
     result = trials.run([])
     assert isinstance(result, TrialResult) and words in str(verdict.failure(result))
+
+
+def test_trials_beside_each_other_leave_none_behind_and_one_without_memory_runs_again_alone(
+    trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def run(doses: Sequence[Dose], **changes: Any) -> TrialResult:
+        asked.append(changes["seed"])
+        if changes["seed"] == 1 and asked.count(1) == 1:
+            return TrialResult(ended="crashed", error="torch.OutOfMemoryError: CUDA out of memory")
+        return TrialResult(ended="measured", num_steps=changes["seed"])
+
+    trials.at_once = 2
+    with monkeypatch.context() as patch:
+        patch.setattr(trials, "_run", run)
+        found = trials.run_all([([], {"seed": seed}) for seed in range(3)])
+    assert [each.num_steps for each in found] == [0, 1, 2] and sorted(asked) == [0, 1, 1, 2]
+
+    def interrupted(asked: Future[TrialResult], timeout: float | None = None) -> TrialResult:
+        while len(trials._started) < 2:  # both are under way
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    trials.command = ("train.py", "hangs")
+    monkeypatch.setattr(Future, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trials.run_all([([], {}), ([], {})])
+    assert not trials._started
 
 
 def test_a_treatment_that_crashes_is_named(trials: Trials) -> None:

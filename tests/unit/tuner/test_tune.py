@@ -19,8 +19,8 @@ from flatout.tuner.results.machine import Machine, machine_of
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trial.switched import ArmResult
-from flatout.tuner.trials import Trials, Unit
-from flatout.tuner.tune import Tuner, plan_of, source_of
+from flatout.tuner.trials import Run, Trials, Unit
+from flatout.tuner.tune import Tuner, at_once, plan_of, source_of
 from tests.unit.tuner.patches.test_patch import LOOP
 from tests.unit.tuner.patches.test_patch import finding as found_at
 from tests.unit.tuner.test_treatment import evidence, on_gpu
@@ -39,13 +39,14 @@ class GivenTrials:
         self.folder, self._result, self.num_run = folder, result, 0
         self._random = random.Random(1)
         self.expected: list[tuple[str, list[Unit]]] = []
+        self.always: dict[str, Any] = {}
 
     def __enter__(self) -> GivenTrials:
         return self
 
     def __exit__(self, *_: object) -> None: ...
 
-    slots = 1
+    slots = at_once = 1
 
     def expect(self, label: str, units: Sequence[Unit]) -> None:
         self.expected.append((label, list(units)))
@@ -57,6 +58,9 @@ class GivenTrials:
 
     def run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
         return self.run(first), self.run(second)
+
+    def run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
+        return [self.run(doses, **changes) for doses, changes in runs]
 
     def run(self, doses: Sequence[Dose], *, first_step: str | None = None, **options: Any) -> TrialResult:
         self.num_run += 1
@@ -118,7 +122,7 @@ def test_what_pays_is_kept_with_its_proof_and_the_rest_says_why_not(tmp_path: Pa
     assert proof is not None and proof.low > 2.5 and proof.noise_low < 1 < proof.noise_high
     assert done.reproducible and done.noise_in_run is not None and 1.03 < done.smallest_gain < 1.1
     in_one_run = {each.name for each in done.tried if each.in_one_run}
-    assert in_one_run == {"threads", "garbage-every"}  # others need processes of their own
+    assert in_one_run == {"threads", "garbage-every", "fused-optimizer"}  # others need processes of their own
     machine = done.prescription.machine
     assert machine is not None and (machine.device, machine.cores, machine.launch_s) == ("cpu", 2, 1e-6)
 
@@ -161,6 +165,37 @@ def test_lossy_treatments_wait_to_be_asked_for(tmp_path: Path) -> None:
     done = tuned(tmp_path, result, known, only=["autocast"], allow_lossy=True)
     assert answers(done) == {"autocast bfloat16": "kept"}
     assert "late losses change by +0.01%" in done.prescription.treatments[0].checked
+
+
+def test_nothing_is_tried_when_the_time_is_up(tmp_path: Path) -> None:
+    def result(names: set[str]) -> TrialResult:
+        return trial(0.05 if "threads 1" in names else 0.1)
+
+    done = tuned(tmp_path, result, only=["threads", "garbage-every"], within_s=0.0)
+    assert {each.answer for each in done.tried} == {"not tried"} and done.total is None
+    assert answers(tuned(tmp_path, result, only=["threads=1"], within_s=1e6)) == {"threads 1": "kept"}
+
+
+def test_no_other_value_is_tried_where_one_gains_all_that_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tuning, "ceilings_of", lambda known: {"loader-bound": 2.0})
+
+    def result(names: set[str]) -> TrialResult:
+        return trial(0.05 if any(name.startswith("loader-workers") for name in names) else 0.1)
+
+    found = answers(tuned(tmp_path, result, only=["loader-workers"]))
+    assert sorted(found.values()) == ["kept", *["not tried"] * (len(found) - 1)] and len(found) > 1
+
+
+def test_as_many_trials_run_at_once_as_a_gpu_has_room_for() -> None:
+    known = on_gpu()
+    assert known.gpu is not None
+    big = replace(known, gpu=replace(known.gpu, memory_bytes=80 << 30), host=replace(known.host, cores=16.0))
+    assert at_once(big, [replace(trial(), peak_bytes=10 << 30)]) == 5
+    assert at_once(big, [replace(trial(), peak_bytes=1 << 20)]) == 8  # two cores each
+    assert at_once(big, [replace(trial(), peak_bytes=60 << 30)]) == 1
+    assert at_once(evidence(), [trial()]) == 1  # on a CPU they are slower beside each other
 
 
 def test_a_job_that_cannot_be_measured_is_refused(tmp_path: Path) -> None:

@@ -133,6 +133,8 @@ class Meter:
         self._reads.install(torch, self.patches)
         if options.plain:
             variants.switch_dropout_off(torch, self.patches)
+        if options.fixed_samples:
+            variants.fix_samples(torch, self.patches)
         if options.same_random:
             variants.draw_as_eager_does()
         if options.nudge or options.double:

@@ -27,7 +27,7 @@ from flatout.measure.evidence import Evidence
 from flatout.tuner.results.machine import Machine, machine_of
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.trials import TrialPlan, Trials, Unit, pair_of
+from flatout.tuner.trials import Run, TrialPlan, Trials, Unit, pair_of
 
 GRACE_S = 10.0  # for interrupted trials to clean up
 LOOK_S = 10.0  # between two looks at a cluster that has no room
@@ -88,6 +88,11 @@ class ClusterTrials(Trials):
         one, other = self._run_unit(pair_of(first, second))
         return one, other
 
+    def run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
+        """Runs whose numbers are compared: on as many nodes as there are."""
+        self.expect("numbers", [((tuple(doses), changes),) for doses, changes in runs])
+        return [self.run(doses, **changes) for doses, changes in runs]
+
     @property
     def slots(self) -> int:
         return max(1, self._cluster.slots())
@@ -95,7 +100,7 @@ class ClusterTrials(Trials):
     def expect(self, label: str, units: Sequence[Unit]) -> None:
         """Start what is neither running nor known yet."""
         wanted: dict[str, list[Unit]] = defaultdict(list)
-        for unit in units:
+        for unit in map(self._whole, units):
             wanted[self._key(unit)].append(unit)
         for key, same in wanted.items():
             running = [task for task in self._tasks.values() if task.key == key]
@@ -116,11 +121,15 @@ class ClusterTrials(Trials):
         _, found = self._cluster.result(self._cluster.submit(machine_of, evidence))
         return found  # type: ignore[no-any-return]
 
+    def _whole(self, unit: Unit) -> Unit:
+        return tuple((doses, {**self.always, **changes}) for doses, changes in unit)
+
     def _key(self, unit: Unit) -> str:
         runs = [[list(doses), changes] for doses, changes in unit]
         return json.dumps(encode([self.plan, runs]), sort_keys=True)
 
     def _run_unit(self, unit: Unit) -> tuple[TrialResult, ...]:
+        unit = self._whole(unit)
         key = self._key(unit)
         leaves_file = any("first_step" in changes for _, changes in unit)
         while (known := self._journal.find(key)) is None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
+import zlib
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -45,6 +47,27 @@ def seed_all(torch: Any, patches: Patches, by: int) -> None:
         patches.replace(torch, "manual_seed", shifted(torch.manual_seed))
         patches.replace(random, "seed", shifted(random.seed))
     after_import("numpy", seed_numpy)
+
+
+def fix_samples(torch: Any, patches: Patches) -> None:
+    """Let what a dataset draws for a batch depend on its indices alone, whichever process fetches it."""
+    from torch.utils.data._utils import fetch
+
+    @patches.around(fetch._MapDatasetFetcher, "fetch")
+    def fetch_batch(real: Any, fetcher: Any, indices: Any) -> Any:
+        numpy, seed = sys.modules.get("numpy"), zlib.crc32(repr(indices).encode())
+        before = random.getstate(), torch.get_rng_state(), numpy and numpy.random.get_state()
+        random.seed(seed)
+        torch.default_generator.manual_seed(seed)
+        if numpy is not None:
+            numpy.random.seed(seed)
+        try:
+            return real(fetcher, indices)
+        finally:
+            random.setstate(before[0])
+            torch.set_rng_state(before[1])
+            if numpy is not None:
+                numpy.random.set_state(before[2])
 
 
 def nudge(torch: Any, parameter: Any) -> None:

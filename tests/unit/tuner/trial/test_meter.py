@@ -17,7 +17,7 @@ from flatout.tuner import treatment as treatments
 from flatout.tuner.child import TrialOptions
 from flatout.tuner.treatment import Dose, Treatment, all_treatments
 from flatout.tuner.trial.meter import EndOfTrial, Meter, TrialResult
-from flatout.tuner.trials import TrialPlan
+from flatout.tuner.trials import Run, TrialPlan
 
 PLAN = TrialPlan(warmup=2, blocks=2, block_steps=3)
 Job = Callable[[], None]
@@ -46,6 +46,7 @@ class LocalTrials:
 
     def __init__(self, folder: Path, job: Job = train, plan: TrialPlan = PLAN) -> None:
         self.folder, self.job, self.plan, self.num_run = folder, job, plan, 0
+        self.always: dict[str, Any] = {}
 
     def __enter__(self) -> LocalTrials:
         return self
@@ -53,6 +54,11 @@ class LocalTrials:
     def __exit__(self, *_: object) -> None: ...
 
     def expect(self, label: str, units: object) -> None: ...
+
+    at_once = 1
+
+    def run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
+        return [self.run(doses, **changes) for doses, changes in runs]
 
     def run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
         self.num_run += 1
@@ -66,7 +72,7 @@ class LocalTrials:
             checked=(1, 2, plan.warmup, plan.num_steps),
         )
         patches = Patches()
-        meter = Meter(replace(options, **changes), patches)
+        meter = Meter(replace(options, **self.always, **changes), patches)
         meter.prepare()
         try:
             treatments.install(doses, patches)

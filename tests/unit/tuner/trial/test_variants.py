@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from flatout.measure.patches import Patches
 from flatout.tuner.trial import variants
@@ -26,6 +27,27 @@ def test_dropout_is_off_where_gradients_are_compared(patches: Patches) -> None:
     q = torch.randn(1, 1, 4, 8)
     plain = nn.functional.scaled_dot_product_attention(q, q, q)
     assert torch.equal(nn.functional.scaled_dot_product_attention(q, q, q, dropout_p=0.9), plain)
+
+
+def test_a_sample_draws_the_same_in_any_process(patches: Patches) -> None:
+    class Drawn(Dataset[float]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, index: int) -> float:
+            return index + float(torch.rand(1)) + np.random.rand() + random.random()
+
+    def batches() -> list[float]:
+        return [float(each) for batch in DataLoader(Drawn(), batch_size=2) for each in batch]
+
+    assert batches() != batches()
+    variants.fix_samples(torch, patches)
+    found = batches()
+    np.random.seed(1), random.seed(1)
+    expected = np.random.rand(), random.random()
+    np.random.seed(1), random.seed(1)
+    assert batches() == found and len(set(found)) == 4
+    assert (np.random.rand(), random.random()) == expected  # the job's own numbers stay
 
 
 def test_seeds_are_shifted_by_as_much_as_is_asked_for(patches: Patches) -> None:

@@ -11,18 +11,21 @@ from flatout.tuner.outermost import on_first_call
 from flatout.tuner.step_hooks import around_steps
 from flatout.tuner.treatment import Case, Treatment, Value
 
+BUSY = 0.9  # of the step: graphs save launches, which a busy GPU does not wait for
 MOST_RECOMPILATIONS = 6  # training and evaluation, a last batch, and one surprise have a few
 
 
 def propose(case: Case) -> list[Value]:
-    """Where a compiler is at hand; for shapes that vary as such, and on a GPU also as captured graphs."""
+    """Where a compiler is at hand; for shapes that vary as such, and on an idle GPU as captured graphs."""
     evidence = case.evidence
     ragged = any(loader.lengths is not None for loader in evidence.loaders)
     if evidence.compilation is not None or (evidence.job.device == "cpu" and shutil.which("g++") is None):
         return []
     if ragged:
         return ["dynamic"]
-    return ["default", "reduce-overhead"] if evidence.job.device == "cuda" else ["default"]
+    busy = evidence.kernels.busy_share if evidence.kernels is not None else None
+    idles = evidence.job.device == "cuda" and (busy is None or busy < BUSY)
+    return ["default", "reduce-overhead"] if idles else ["default"]
 
 
 def install(patches: Patches, value: Value) -> None:

@@ -49,4 +49,5 @@ TREATMENT = Treatment(
     install,
     "fetch batches in worker processes that live for the whole run",
     safety="exact",
+    redraws=True,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.measure.patches import Patches
+from flatout.tuner.step_hooks import around_steps
 from flatout.tuner.treatment import Case, Treatment, Value
 
 NAMES = ("Adam", "AdamW", "SGD", "Adagrad")
@@ -58,4 +59,40 @@ def _can_be_fused(params: list[Any]) -> bool:
     return bool(tensors) and devices <= {"cuda", "cpu"} and all(each.is_floating_point() for each in tensors)
 
 
-TREATMENT = Treatment(propose, install, "update all parameters in one kernel", safety="reordered")
+class _Switch:
+    """Optimizers that stepped, fused and back; the kernel wants the counts of steps beside the parameters."""
+
+    def __init__(self, patches: Patches, _value: Value) -> None:
+        self._seen: dict[int, Any] = {}
+        self._fused: list[tuple[Any, dict[str, Any]]] = []
+        around_steps(patches, before=lambda optimizer: self._seen.update({id(optimizer): optimizer}))
+
+    def on(self) -> None:
+        import torch
+
+        known = tuple(getattr(torch.optim, name) for name in NAMES)
+        for optimizer in (each for each in self._seen.values() if isinstance(each, known)):
+            for group in optimizer.param_groups:
+                chosen = group.get("fused") is not None or group.get("foreach") is not None
+                if not chosen and not group.get("differentiable") and _can_be_fused(group["params"]):
+                    group["fused"] = True
+                    self._fused.append((optimizer, group))
+                    _move_counts(optimizer, group, beside=True)
+
+    def off(self) -> None:
+        for optimizer, group in self._fused:
+            group["fused"] = None
+            _move_counts(optimizer, group, beside=False)
+        self._fused = []
+
+
+def _move_counts(optimizer: Any, group: dict[str, Any], *, beside: bool) -> None:
+    for parameter in group["params"]:
+        state = optimizer.state.get(parameter, {})
+        if hasattr(state.get("step"), "to"):
+            state["step"] = state["step"].to(parameter.device if beside else "cpu")
+
+
+TREATMENT = Treatment(
+    propose, install, "update all parameters in one kernel", safety="reordered", switch=_Switch
+)
