@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,18 +17,20 @@ from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.observer import Observer, ObserverOptions
 
 
-def intervals_of_nothing(num_runs: int, *, seconds: float = 30.0) -> dict[str, Any]:
-    """How many of the intervals of an arm that changes nothing hold 1."""
-    held, found = [], []
-    for number in range(num_runs):
+def intervals_of_nothing(
+    num_runs: int, *, known: Sequence[Sequence[float]] = (), seconds: float = 30.0
+) -> dict[str, Any]:
+    """How many of the intervals of an arm that changes nothing hold 1; `known` ones were measured before."""
+    found = [list(interval) for interval in known]
+    for number in range(len(found), num_runs):
         began_s = time.monotonic()
         same = _measure(number, seconds=seconds)
         found.append([same.speedup, same.speedup_low, same.speedup_high])
-        held.append(same.speedup_low <= 1 <= same.speedup_high)
         if number % 10 == 9:
             took_s = time.monotonic() - began_s
-            print(f"A/A: {sum(held)} of {len(held)} ({took_s:.1f} s each)", file=sys.stderr, flush=True)
-    return {"runs": num_runs, "holding_one": sum(held), "intervals": found}
+            print(f"A/A: run {number + 1} ({took_s:.1f} s each)", file=sys.stderr, flush=True)
+    held = [low <= 1 <= high for _speedup, low, high in found]
+    return {"runs": len(found), "holding_one": sum(held), "intervals": found}
 
 
 def _measure(seed: int, *, seconds: float) -> Counterfactual:

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-SECONDS = 8.0  # TraceML sees as many seconds of steps
+SECONDS = 6.0  # TraceML sees as many seconds of steps
 NUM_STEPS = 10  # in a profile
 LIMIT_S = 120
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.util
 import json
 import re
 import sys
@@ -24,13 +23,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests" / "planted")]
+import score  # noqa: E402
 from aa import intervals_of_nothing  # noqa: E402
 from fixes import DARKROOM, PLANTED, ROOT, darkroom_with_one_gather, digest, mended, needs_workers  # noqa: E402
 from table import goals, ordered, print_table  # noqa: E402
@@ -50,19 +49,6 @@ WITHOUT_CEILING = (
     "scheduler_steps_mismatch",
 )
 DARKROOM_SECONDS = 300.0  # a step of the full size takes ten seconds
-
-
-def _load_scorer() -> ModuleType:
-    """The scoring command of tests/planted is a script, not a package."""
-    specification = importlib.util.spec_from_file_location("planted_score", PLANTED / "score.py")
-    assert specification is not None and specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules[specification.name] = module
-    specification.loader.exec_module(module)
-    return module
-
-
-score = _load_scorer()
 
 
 # Recording

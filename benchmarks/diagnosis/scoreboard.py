@@ -2,10 +2,10 @@
 
     python benchmarks/diagnosis/scoreboard.py [--only RULE,RULE] [--peers] [--replay] [--save]
 
-Live runs of every script of tests/planted on this machine, then the real gain of each pair (`twins`), then
-with `--peers` other tools on the same scripts (`peers`), then the table; recorded evidence of other devices
-is replayed.  All that was measured lies in `--state DIR`, so an interrupted run goes on where it was, what is
-there is judged by the present rules, and a script that changed is run again.  `--replay` measures nothing.
+Live runs of every script of tests/planted on this machine, then the real gain of each pair (`twins`) and what
+chance shows (`aa`), then with `--peers` other tools on the same scripts (`peers`), then the table; what was
+recorded on other devices is replayed.  All that was measured lies in `--state DIR`: an interrupted run goes
+on where it was, a script that changed is run again, and `--replay` judges anew by the present rules.
 `--peers-alone` runs the others and nothing else: on another machine, for `results/peers_DEVICE.json`.
 """
 
@@ -16,7 +16,7 @@ import hashlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,10 +24,22 @@ from typing import Any
 import torch
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests" / "planted")]
+import score  # noqa: E402
+from aa import intervals_of_nothing  # noqa: E402
 from fixes import PLANTED, ROOT  # noqa: E402
 from peers import PATTERNS, STATES, TRACEML, CannotRun, Said, peers  # noqa: E402
-from run import WITHOUT_CEILING, Pair, has_guilty_line, known_gains, note_gain, read, save, score, workers_of  # noqa: E402
+from run import (  # noqa: E402
+    WITHOUT_CEILING,
+    Pair,
+    has_guilty_line,
+    known_gains,
+    note_gain,
+    read,
+    save,
+    workers_of,
+)
+from score import Case, Score  # noqa: E402
 
 from flatout.doctor.examine import examine  # noqa: E402
 from flatout.doctor.rule import all_rules  # noqa: E402
@@ -41,7 +53,7 @@ CODES = {rule.name: rule.code for rule in all_rules()}
 # Measuring
 
 
-def recorded(case: Any, state: Path) -> Any:
+def recorded(case: Case, state: Path) -> Case:
     """The case as it was run here, or itself when it was not yet, or with another text of the script."""
     for path in sorted((state / case.rule / "evidence").glob(f"{case.script.stem}_*.json")):
         found = replace(case, recording=path)
@@ -50,7 +62,7 @@ def recorded(case: Any, state: Path) -> Any:
     return case
 
 
-def diagnose(cases: Sequence[Any], state: Path) -> None:
+def diagnose(cases: Sequence[Case], state: Path) -> None:
     """Run what was not run yet; its evidence is kept, or why there is none."""
     missing = [case for case in cases if recorded(case, state).recording is None]
     for number, (case, judged) in enumerate(_each(missing, lambda case: score.run(case, record=state)), 1):
@@ -58,7 +70,7 @@ def diagnose(cases: Sequence[Any], state: Path) -> None:
         _note(state / "errors.json", _key(case), judged.error)
 
 
-def measure_gains(cases: Sequence[Any], state: Path) -> None:
+def measure_gains(cases: Sequence[Case], state: Path) -> None:
     """Let each planted script and its mended form take turns, with the machine to themselves."""
     for case in cases:
         found = recorded(case, state)
@@ -80,7 +92,15 @@ def measure_gains(cases: Sequence[Any], state: Path) -> None:
         _say(f"{case.rule}: mended {gain.gain:.2f} [{gain.low:.2f}, {gain.high:.2f}] times as fast")
 
 
-def ask_peers(cases: Sequence[Any], state: Path) -> None:
+def measure_chance(num_runs: int, state: Path) -> None:
+    """The A/A arm, ten runs at a time."""
+    known = _load(state / "aa.json").get("intervals", [])
+    while len(known) < num_runs:
+        known = intervals_of_nothing(min(len(known) + 10, num_runs), known=known)["intervals"]
+        _note(state / "aa.json", "intervals", known)
+
+
+def ask_peers(cases: Sequence[Case], state: Path) -> None:
     """Run the others on each script; what they said is kept, or why they said nothing."""
     name = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     path = state / f"peers_{name.lower().removeprefix('nvidia ').replace(' ', '-')}.json"
@@ -92,7 +112,7 @@ def ask_peers(cases: Sequence[Any], state: Path) -> None:
         known = {key: answer for key, answer in known.items() if answer["text"] == _text_of(key)}
         missing = [case for case in cases if _key(case) not in known]
 
-        def answer_of(case: Any, ask: Callable[[Path], Said] = ask) -> dict[str, Any]:
+        def answer_of(case: Case, ask: Callable[[Path], Said] = ask) -> dict[str, Any]:
             text = _text_of(_key(case))
             try:
                 return {"text": text, "said": ask(case.script)}
@@ -105,7 +125,7 @@ def ask_peers(cases: Sequence[Any], state: Path) -> None:
             _say(f"{number} of {len(missing)}: {peer}: {_key(case)}: {answer.get('error') or answer['said']}")
 
 
-def _each(cases: Sequence[Any], work: Callable[[Any], Any]) -> Any:
+def _each(cases: Sequence[Case], work: Callable[[Case], Any]) -> Iterator[tuple[Case, Any]]:
     """(case, result) in their order; an interrupt leaves out those that have not begun."""
     futures = list(score.together(cases, work))
     try:
@@ -130,7 +150,7 @@ def _load(path: Path) -> dict[str, Any]:
     return found
 
 
-def _key(case: Any) -> str:
+def _key(case: Case) -> str:
     return f"{case.rule}/{case.script.stem}"
 
 
@@ -142,7 +162,7 @@ def _text_of(key: str) -> str | None:
 # Judging
 
 
-def judge_peer(case: Any, said: Said, *, device: str, meanings: dict[str, tuple[str, ...]]) -> Any:
+def judge_peer(case: Case, said: Said, *, device: str, meanings: dict[str, tuple[str, ...]]) -> Score:
     """Compare categories with the marks of a script, in the peer's favour."""
     marks = [m for m in score.marks(case.script.read_text(), rule=case.rule) if m.holds_on(device)]
     required = [mark for mark in marks if mark.required]
@@ -150,7 +170,7 @@ def judge_peer(case: Any, said: Said, *, device: str, meanings: dict[str, tuple[
     def covers(category: str, rule: str) -> bool:
         return CODES[rule].startswith(meanings[category])
 
-    exact, inexact, missed = 0, [], []
+    exact, inexact, missed = 0, list[str](), list[str]()
     for mark in required:
         lines = [line for category, line in said if covers(category, mark.rules[0])]
         where = f"{mark.rules[0]} at line {mark.line}"
@@ -162,7 +182,7 @@ def judge_peer(case: Any, said: Said, *, device: str, meanings: dict[str, tuple[
     right = [c for c in spoken if any(covers(c, rule) for mark in marks for rule in mark.rules)]
     first = [mark for mark in required if mark.largest] or required
     is_first = bool(spoken) and any(covers(next(iter(spoken)), mark.rules[0]) for mark in first)
-    return score.Score(
+    return Score(
         case=case,
         device=device,
         expected=len(required),
@@ -174,7 +194,7 @@ def judge_peer(case: Any, said: Said, *, device: str, meanings: dict[str, tuple[
     )
 
 
-def peers_on(path: Path, judged: Sequence[Any]) -> dict[str, Any]:
+def peers_on(path: Path, judged: Sequence[Score]) -> dict[str, Any]:
     """The others and Flatout on the scripts that all of them met on one device."""
     device = path.stem.removeprefix("peers_")
     kind = "cpu" if device == "cpu" else "cuda"
@@ -200,11 +220,11 @@ def peers_on(path: Path, judged: Sequence[Any]) -> dict[str, Any]:
     return {"device": device, "tools": tools}
 
 
-def _device(case: Any) -> str | None:
+def _device(case: Case) -> str | None:
     return case.recording.stem.rpartition("_")[2] if case.recording is not None else None
 
 
-def by_rule(judged: Sequence[Any], ceilings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def by_rule(judged: Sequence[Score], ceilings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Each rule: what it said anywhere, what it had to say, its clean twins, ceilings beside real gains."""
     counts: dict[str, Counter[str]] = {name: Counter() for name in CODES}
     for one in judged:
@@ -239,7 +259,7 @@ def by_rule(judged: Sequence[Any], ceilings: Sequence[dict[str, Any]]) -> list[d
     return sorted(rows, key=lambda row: str(row["code"]))
 
 
-def scoreboard(cases: Sequence[Any], state: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def scoreboard(cases: Sequence[Case], state: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """The result, and the table of ceilings of each device."""
     errors = _load(state / "errors.json")
     judged, not_run, hardware = [], [], "unknown"
@@ -247,20 +267,22 @@ def scoreboard(cases: Sequence[Any], state: Path) -> tuple[dict[str, Any], list[
         found = case if case.recording is not None else recorded(case, state)
         if found.recording is not None:
             judged.append(score.run(found))
+            if case.recording is None and hardware == "unknown":
+                evidence = load_evidence(found.recording)
+                hardware = evidence.job.device_name or evidence.host.cpu_model or hardware
         elif _key(case) in errors:
             judged.append(
                 replace(score.judge(case, [], device="unknown"), device=None, error=errors[_key(case)])
             )
         else:
             not_run.append(_key(case))
-    for found in (one.case for one in judged if one.case.recording and state in one.case.recording.parents):
-        evidence = load_evidence(found.recording)
-        hardware = evidence.job.device_name or evidence.host.cpu_model or hardware
     ceilings = [
         read(folder, gains.parent)
         for folder, gains in [(state, path) for path in sorted(state.glob("gains_*.json"))]
         + [(PLANTED, path) for path in sorted(RESULTS.glob("gains_*.json"))]
     ]
+    if (chance := _load(state / "aa.json")) and ceilings:  # of this machine, which comes first
+        ceilings[0]["aa"] = intervals_of_nothing(0, known=chance["intervals"])
     answers = [*sorted(state.glob("peers_*.json")), *sorted(RESULTS.glob("peers_*.json"))]
     result = {
         "benchmark": "scoreboard",
@@ -300,7 +322,7 @@ def print_board(result: dict[str, Any]) -> None:
     for peers_there in result["peers"]:
         print(f"\non {peers_there['device']}:")
         for tool in peers_there["tools"]:
-            sums = ", ".join(f"{name} {tool[name].split('  ')[0].strip()}" for name in result["total"])
+            sums = ", ".join(f"{name} {tool[name].strip().split('  ')[0]}" for name in result["total"])
             print(f"{tool['tool']}, {tool['scripts']} scripts: {tool.get('cannot') or sums}")
     if result["not_run"]:
         print(f"\nnot run: {', '.join(result['not_run'])}")
@@ -322,6 +344,7 @@ def main() -> None:
     parser.add_argument("--peers-alone", action="store_true", help="run other tools and nothing else")
     parser.add_argument("--together", type=int, default=2, help="scripts that run at once (default: 2)")
     parser.add_argument("--no-gains", action="store_true", help="measure no real gains")
+    parser.add_argument("--aa", type=int, default=100, metavar="N", help="runs of the A/A arm (default: 100)")
     parser.add_argument("--replay", action="store_true", help="measure nothing, judge what is there")
     parser.add_argument("--save", action="store_true", help="write results/scoreboard-HARDWARE_DATE.json")
     options = parser.parse_args()
@@ -334,6 +357,7 @@ def main() -> None:
             diagnose(live, options.state)
             if not options.no_gains:
                 measure_gains(live, options.state)
+            measure_chance(options.aa, options.state)
         if not options.replay and (options.peers or options.peers_alone):
             ask_peers(live, options.state)
     except KeyboardInterrupt:
