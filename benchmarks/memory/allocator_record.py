@@ -1,7 +1,7 @@
 """Where an estimate and the GPU part: the allocator's record of a step beside the trace, block by block.
 
     python benchmarks/memory/allocator_record.py                          # on a GPU, under five minutes
-    python benchmarks/memory/allocator_record.py --kinds cells,patches --set unseen-third --only pointing
+    python benchmarks/memory/allocator_record.py --set unseen-third --only pointing,warped
 
 Each kind that misses has a configuration in `KINDS`.  A child traces it without a GPU, then steps it twice
 for real while PyTorch's allocator writes down what it does, with the Python line of every allocation.
@@ -208,7 +208,8 @@ def event_differences(
 def chosen(arguments: argparse.Namespace) -> dict[str, Configuration]:
     every = [each for name in arguments.set.split(",") for each in SETS[name]()]
     if arguments.only:
-        return {each.label: each for each in every if arguments.only in each.label}
+        named = arguments.only.split(",")
+        return {each.label: each for each in every if any(name in each.label for name in named)}
     words = arguments.kinds.split(",")
     wanted = {kind: label for kind, label in KINDS.items() if any(word in kind for word in words)}
     return {
@@ -222,7 +223,9 @@ def main() -> int:
     )
     parser.add_argument("--set", default="unseen-third", help="where configurations are looked for: a,b")
     parser.add_argument("--kinds", default="", help="kinds that contain one of these words: a,b")
-    parser.add_argument("--only", help="configurations whose label contains this, instead of kinds")
+    parser.add_argument(
+        "--only", help="configurations whose label contains one of these, instead of kinds: a,b"
+    )
     parser.add_argument("--smallest", type=int, default=MIB // 4, help="bytes of a block that is shown")
     parser.add_argument("--most", type=int, default=60, help="lines of events for each kind")
     parser.add_argument("--seconds", type=float, default=280.0, help="start nothing after this long")

@@ -14,6 +14,7 @@ import gc
 import json
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ Call = tuple[dict[str, Any], Callable[[], nn.Module], Callable[[], Tensor]]
 
 def calls() -> Iterator[Call]:
     yield from _recurrent()
+    yield from _recurrent_of_other_widths()
     yield from _depthwise()
     yield from _plain_convolutions()
 
@@ -45,6 +47,22 @@ def _recurrent() -> Iterator[Call]:
                     ),
                     lambda steps=steps, rows=rows, width=width: torch.randn(steps, rows, width),
                 )
+
+
+def _recurrent_of_other_widths() -> Iterator[Call]:
+    """Inputs narrower and wider than the state, states small enough for kernels of their own, rows first."""
+    widths = [(24, 768), (256, 512), (512, 512), (768, 512), (1024, 512), (384, 192), (192, 192), (96, 128)]
+    for kind in (nn.LSTM, nn.GRU):
+        for num_in, width in widths:
+            for num_layers, both in ((1, False), (1, True), (2, False), (3, False), (2, True)):
+                for rows_first in (True, False):
+                    described = {"call": kind.__name__.lower(), "steps": 96, "rows": 64, "in": num_in}
+                    described |= {"width": width, "num_layers": num_layers, "both": both}
+                    yield (
+                        {**described, "rows_first": rows_first},
+                        partial(kind, num_in, width, num_layers, bidirectional=both, batch_first=rows_first),
+                        partial(torch.randn, *((64, 96) if rows_first else (96, 64)), num_in),
+                    )
 
 
 def _depthwise() -> Iterator[Call]:
@@ -138,9 +156,12 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", required=True)
+    parser.add_argument("--only", default="", help="calls of these kinds: lstm,gru")
     arguments = parser.parse_args()
     rows = []
     for described, make_layer, make_input in calls():
+        if arguments.only and described["call"] not in arguments.only.split(","):
+            continue
         for precision in DTYPES:
             row: dict[str, Any] = {**described, "precision": precision}
             try:
