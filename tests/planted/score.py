@@ -7,7 +7,7 @@ that fault, `clean.py` does the same work without it.  Marks in the scripts say 
     # guilty: NAME           the same by another rule
     # guilty: NAME, largest  of several causes the one that costs most: the finding that must come first
     # guilty on cuda         the same, but only where the job computes on that kind of device
-    # also: NAME, NAME       these rules may speak of this line too; `on cuda` may follow
+    # also: NAME, NAME       these rules may speak of this line too; `, largest` and `on cuda` may follow
     # decoy: NAME            popular advice that is wrong of this line, or of the whole script
 
 Everything else that is said about a script is wrong.  The scripts of `decoys/` have no fault, or one whose
@@ -153,14 +153,16 @@ def marks(source: str, *, rule: str) -> list[Mark]:
         for mark in _MARK.finditer(text):
             required = mark["guilty"] is not None
             names = mark["name"] or kebab(rule) if required else mark["also"].strip()
-            rules = tuple(re.split(r"[,\s]+", names))
+            rules, largest = re.split(r"[,\s]+", names), mark["largest"] is not None
+            if rules[-1] == "largest":
+                largest = bool(rules.pop())
             found.append(
                 Mark(
                     line=number,
-                    rules=rules,
+                    rules=tuple(rules),
                     required=required,
                     device=mark["device"],
-                    largest=mark["largest"] is not None,
+                    largest=largest,
                 )
             )
     return found
@@ -206,10 +208,9 @@ def judge(case: Case, findings: Sequence[Finding], *, device: str) -> Score:
 
 def _said_first(held: Sequence[Mark], said: Sequence[tuple[str, int | None]]) -> str | None:
     """What was said first, where that is not the largest cause; None where there is nothing to find."""
-    required = [mark for mark in held if mark.required]
-    largest = {(mark.rules[0], mark.line) for mark in required if mark.largest}
-    wanted = largest or {(mark.rules[0], mark.line) for mark in required}
-    if not wanted or (said and said[0] in wanted):
+    required = {(mark.rules[0], mark.line) for mark in held if mark.required}
+    wanted = {(mark.rules[0], mark.line) for mark in held if mark.largest} or required
+    if not required or (said and said[0] in wanted):
         return None
     return "nothing" if not said else f"{said[0][0]} at line {said[0][1]}"
 

@@ -201,6 +201,12 @@ def test_the_largest_cause_is_to_be_said_first(case):
     turned = score.judge(case, found[::-1], device="cpu")
     assert (turned.first, turned.faults) == ("sync-in-step at line 4", ())
     assert score.judge(case, [], device="cpu").first == "nothing"
+    case.script.write_text(SOURCE.replace(", sync-in-step\n", ", largest on cuda\n"))
+    marks = score.marks(case.script.read_text(), rule=case.rule)
+    assert [mark.line for mark in marks if mark.largest] == [4]
+    pinned = [finding("unpinned-host-memory", 4), found[0]]
+    assert score.judge(case, pinned, device="cuda").first is None
+    assert score.judge(case, pinned, device="cpu").first == "unpinned-host-memory at line 4"
     text = "\n".join(score.table([turned, score.judge(case, found, device="cpu")]))
     assert "top-1 cause   50.0%  (1 of 2)" in text
 

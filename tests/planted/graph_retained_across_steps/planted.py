@@ -27,7 +27,7 @@ def fit(num_steps=1500):
     for step in range(num_steps):
         signal = signals(device)
         noisy = signal + 0.3 * torch.randn_like(signal)
-        loss = nn.functional.mse_loss(model(noisy), signal)  # also: launch-bound-step on cuda
+        loss = nn.functional.mse_loss(model(noisy), signal)  # also: launch-bound-step, largest on cuda
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

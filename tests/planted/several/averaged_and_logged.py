@@ -12,7 +12,7 @@ log = logging.getLogger("training")
 @torch.no_grad()
 def follow(mean, model):
     for kept, new in zip(mean.parameters(), model.parameters()):  # guilty: per-parameter-python-loop, largest
-        kept.mul_(0.99).add_(new, alpha=0.01)
+        kept.copy_(0.99 * kept + 0.01 * new)
 
 
 def main():

@@ -36,7 +36,7 @@ def batches(number):
 
 def main():
     torch.manual_seed(44)
-    model, loader, held_out = BoardValue(), batches(50), batches(60)
+    model, loader, held_out = BoardValue(), batches(50), batches(90)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     step = 0
     for _epoch in range(500):

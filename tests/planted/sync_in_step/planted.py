@@ -20,7 +20,7 @@ history = defaultdict(list)
 
 for step in range(6000):
     chosen = torch.randint(0, len(inputs), (512,), device=device)
-    loss = (model(inputs[chosen]) - targets[chosen]).pow(2).mean()  # also: launch-bound-step on cuda
+    loss = (model(inputs[chosen]) - targets[chosen]).pow(2).mean()  # also: launch-bound-step, largest on cuda
     optimizer.zero_grad()
     loss.backward()
     for name, parameter in model.named_parameters():  # also: per-parameter-python-loop

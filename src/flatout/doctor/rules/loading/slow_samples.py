@@ -49,6 +49,8 @@ TUNE = ("loader-workers", "prefetch-factor", "worker-threads")
 LEAST_SHARE = 1 - 1 / 1.3  # of the step
 FEWEST_SAMPLES = 20
 OF_THE_LOADER = ("FO101", "FO105")  # what else is said of the same wait
+OF_A_BATCH = ("FO103", "FO106", "FO110")  # what names a line that makes batches
+MOST_OF_IT = 0.8  # of the wait, in that line
 TOKENIZERS = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "nltk", "spacy")
 DECODERS = ("PIL", "imageio", "skimage", "cv2")
 
@@ -114,8 +116,11 @@ def explains_samples(finding: Finding, other: Finding) -> bool:
 
     A loader that no number of workers was seen to make faster is explained by the line that makes it slow.
     """
-    if finding.code in OF_THE_LOADER and other.code == RULE.code:
-        return finding.ceiling is None or finding.ceiling.kind != "workers"
+    if finding.code in OF_THE_LOADER and other.code in OF_A_BATCH:
+        if finding.ceiling is not None and finding.ceiling.kind == "workers":
+            return False
+        most = (other.share or 0.0) >= MOST_OF_IT * (finding.share or 0.0)
+        return most or (finding.code, other.code) == ("FO105", RULE.code)
     if finding.code != RULE.code or other.code in (RULE.code, *OF_THE_LOADER) or not other.place:
         return False
     place = finding.place

@@ -22,6 +22,11 @@ def test_rows_that_come_at_once_explain_the_wait_for_the_loader(made):
     assert "TensorDataset is asked for 32 rows" in finding.message
 
 
+def test_batches_that_cost_nothing_are_no_other_remedy(made):
+    (finding,) = examine(job(made, made.counterfactual("whole-batches", 2.0)))
+    assert (finding.code, finding.ceiling.speedup) == ("FO108", 2.0)
+
+
 def test_no_more_is_promised_than_the_step_waits(made):
     (finding,) = detect(job(made, made.counterfactual("whole-batches", 3.8), wait_share=0.5))
     assert finding.ceiling.speedup == pytest.approx(2.0)
