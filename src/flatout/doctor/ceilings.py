@@ -21,6 +21,8 @@ from flatout.measure.evidence import Counterfactual, Episode, Evidence, Loader, 
 MOST = 0.999
 # A speed-up that cannot be told from none.
 RESOLVABLE_SPEEDUP = 1.05
+# The lower end of an interval that proves a gain.
+PROVEN_SPEEDUP = 1.03
 KNOCKED_OUT = "knock-out"
 MOST_CALL_LINES = 4  # of a statement that is a call and little else
 OF_LINES = (KNOCKED_OUT, "batched-call", "library-recurrence", "no-grad")  # arms that change some lines alone
@@ -79,6 +81,14 @@ def _noise(ceiling: Ceiling) -> str:
 def shows_no_gain(ceiling: Ceiling) -> bool:
     high = ceiling.speedup_high if ceiling.speedup_high is not None else ceiling.speedup
     return ceiling.speedup <= 1 or high < RESOLVABLE_SPEEDUP
+
+
+def is_proven(ceiling: Ceiling | None) -> bool:
+    """Whether a gain was measured beyond doubt."""
+    if ceiling is None:
+        return False
+    low = ceiling.speedup_low if ceiling.speedup_low is not None else ceiling.speedup
+    return low > PROVEN_SPEEDUP
 
 
 def ceiling_of(found: Counterfactual, evidence: Evidence) -> Ceiling:

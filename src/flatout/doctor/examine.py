@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.doctor.causal_map import MapBlock, causal_map, encloses
-from flatout.doctor.ceilings import OF_LINES, for_the_job
+from flatout.doctor.ceilings import OF_LINES, for_the_job, is_proven
 from flatout.doctor.finding import Finding, Sight
 from flatout.doctor.readings import bound, show_ceiling
 from flatout.doctor.rule import all_rules
@@ -66,7 +66,12 @@ class Diagnosis:
 
 def examine(evidence: Evidence) -> tuple[Finding, ...]:
     """Every rule's findings, one for each cause, the one that would free most of the job first."""
-    findings = [replace(finding, tune=rule.tune) for rule in all_rules() for finding in rule.detect(evidence)]
+    findings = [
+        replace(finding, tune=rule.tune)
+        for rule in all_rules()
+        for finding in rule.detect(evidence)
+        if is_proven(finding.ceiling) or not rule.needs_proof
+    ]
     unexplained = [
         finding for finding in findings if not any(_explains(finding, other, evidence) for other in findings)
     ]

@@ -2,9 +2,11 @@
 
 A rule module has a docstring whose first line is `FO301 tensor-created-in-loop`, followed by five
 sections (What it does, Why it costs, Evidence, Fix, Fix safety), a function `detect(evidence) ->
-list[Finding]`, and `ARMS`: the kinds of arms that prove it, the one that does what the fix does first.  Two
+list[Finding]`, and `ARMS`: the kinds of arms that prove it, the one that does what the fix does first.  Three
 more names are optional: `EXPLAINS`, codes of rules whose finding of the same line, or in the loop that
-begins there, it takes the place of, and `TUNE`, treatments and patches by which `flatout tune` tries its fix.
+begins there, it takes the place of; `TUNE`, treatments and patches by which `flatout tune` tries its fix; and
+`NEEDS_PROOF = True` where what is seen costs nothing by itself and the fix is another way to do the same
+work: whether that is faster only an arm tells, so that a finding without a measured gain is dropped.
 The file's name is the kebab name with underscores.  Tables, `flatout rules` and the docs are made from
 these.  The sections are markdown, so that an example of a fix can be shown as code.
 
@@ -60,6 +62,7 @@ class Rule:
     arms: tuple[str, ...] = ()  # kinds of arms that prove it
     explains: tuple[str, ...] = ()  # codes of rules that say less of the same line
     tune: tuple[str, ...] = ()  # treatments and patches that try its fix
+    needs_proof: bool = False  # a finding whose arm shows no certain gain is none
 
     @property
     def summary(self) -> str:
@@ -193,7 +196,14 @@ def read_rule(module: ModuleType) -> Rule:
     if not callable(getattr(module, "detect", None)):
         raise BadInput(f"the rule {file_name} has no detect(evidence)", hint="add the function")
     given = {field: tuple(getattr(module, field.upper(), ())) for field in ("arms", "explains", "tune")}
-    return Rule(code=code, name=name, sections=sections, detect=module.detect, **given)
+    return Rule(
+        code=code,
+        name=name,
+        sections=sections,
+        detect=module.detect,
+        needs_proof=getattr(module, "NEEDS_PROOF", False),
+        **given,
+    )
 
 
 def title_of(docstring: str | None) -> Title:

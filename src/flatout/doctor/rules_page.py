@@ -12,8 +12,11 @@ a code says where the time goes.
 
 The ceiling is what one of the rule's arms measured: steps that ran differently, interleaved with ordinary
 ones. Where no arm could run there is none, and the finding says why; where the arm showed no gain there is
-no finding. Some times are measured where they pass, without an arm: *outside* the steps, at *epoch starts*,
-in *compilation*, in *pauses* of the garbage collector, and by the GPU's own *kernels*."""
+no finding. Rules marked *only if proven* advise another way to do the same work, and whether that is faster
+only an arm can tell: they are silent unless the lower end of its interval is above 1.03×.
+
+Some times are measured where they pass, without an arm: *outside* the steps, at *epoch starts*, in
+*compilation*, in *pauses* of the garbage collector, and by the GPU's own *kernels*."""
 
 
 _LEFT_OUT = {
@@ -36,11 +39,12 @@ _LEFT_OUT = {
 def markdown() -> str:
     """The whole page: a table of all rules, then one chapter each."""
     rules = all_rules()
-    table = ["| Code | Name | What it does | Proved by |", "|---|---|---|---|"]
+    table = ["| Code | Name | What it does | Proved by | Speaks |", "|---|---|---|---|---|"]
     for family, members in families(rules).items():
-        table.append(f"| **{family.partition(' ')[0]}** | **{family.partition(' ')[2]}** | | |")
+        table.append(f"| **{family.partition(' ')[0]}** | **{family.partition(' ')[2]}** | | | |")
         table += [
-            f"| [{rule.code}](#{anchor(rule)}) | {rule.name} | {rule.summary} | {', '.join(rule.arms)} |"
+            f"| [{rule.code}](#{anchor(rule)}) | {rule.name} | {rule.summary} | {', '.join(rule.arms)} "
+            f"| {speaks(rule)} |"
             for rule in members
         ]
     chapters = [
@@ -64,6 +68,13 @@ def _without_a_rule() -> str:
 def sections_markdown(rule: Rule, *, level: int = 3) -> str:
     """The sections of one rule, each under a heading of `level`."""
     return "\n\n".join(f"{'#' * level} {head}\n\n{text}" for head, text in rule.sections.items())
+
+
+def speaks(rule: Rule) -> str:
+    """When a rule speaks of what it sees, in words."""
+    if rule.needs_proof:
+        return "only if proven"
+    return "unless refuted" if rule.arms else "where it is seen"
 
 
 def anchor(rule: Rule) -> str:

@@ -298,7 +298,7 @@ class Kernels:
     num_kernels: float  # per step; operators where there is no GPU
     median_kernel_s: float | None
     gap_s: float | None  # per step, no kernel running
-    sync_gap_s: float | None  # the part of it that follows a wait of the host for the GPU
+    sync_gap_s: float | None  # the part of it that waits of the host for the GPU cost
     num_syncs: float | None  # per step, waits of the host for the GPU
     by_category_s: dict[str, float]  # per step
     matmul_s_by_dtype: dict[str, float]  # per step

@@ -14,7 +14,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 for step in range(20000):
     x = inputs[torch.randint(0, len(inputs), (batch,), device=device)]
     with torch.autocast(device.type, enabled=False):
-        loss = nn.functional.mse_loss(model(x), x)  # guilty on cuda  # also: no-mixed-precision on cuda
+        loss = nn.functional.mse_loss(model(x), x)  # guilty on cuda
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

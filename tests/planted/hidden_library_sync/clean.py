@@ -1,20 +1,26 @@
-"""Train a policy whose distribution trusts its arguments."""
+"""Train a policy on what a large encoder sees, with a distribution that trusts its arguments."""
 
 import torch
 from torch import nn
 from torch.distributions import Categorical
 
-device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+cuda = torch.cuda.is_available()
+device = torch.device("cuda" if cuda else "cpu")
 torch.manual_seed(4)
-states = torch.randn(8192, 32, device=device)
-model = nn.Sequential(*(each for _ in range(6) for each in (nn.Linear(32, 32), nn.Tanh()))).to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+rows, width, dtype = (8192, 4096, torch.bfloat16) if cuda else (256, 32, torch.float32)
+states = torch.randn(rows, width, device=device, dtype=dtype)
+encoder = nn.Sequential(*(nn.Linear(width, width) for _ in range(4))).to(device, dtype).eval()
+head = [nn.Linear(width, 32), *(each for _ in range(16) for each in (nn.Linear(32, 32), nn.Tanh()))]
+model = nn.Sequential(*head).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=cuda)
 
 for step in range(20000):
-    logits = model(states[torch.randint(0, len(states), (256,), device=device)])  # also: launch-bound-step on cuda  # fmt: skip
+    with torch.no_grad():
+        features = encoder(states)[: rows // 32].float()
+    logits = model(features)  # also: launch-bound-step on cuda
     policy = Categorical(logits=logits, validate_args=False)
     action = policy.sample()
-    loss = -(policy.log_prob(action) * torch.randn(256, device=device)).mean()
+    loss = -(policy.log_prob(action) * torch.randn(len(action), device=device)).mean()
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

@@ -1,4 +1,4 @@
-"""Train a network and wait for the GPU once in many steps, to time them."""
+"""Train a network on what a large encoder sees, and wait for the GPU once in many steps, to time them."""
 
 import time
 
@@ -8,14 +8,18 @@ from torch import nn
 cuda = torch.cuda.is_available()
 device = torch.device("cuda" if cuda else "cpu")
 torch.manual_seed(3)
-inputs = torch.randn(4096, 512, device=device)
-model = nn.Sequential(*(each for _ in range(12) for each in (nn.Linear(512, 512), nn.SiLU()))).to(device)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+rows, width, dtype = (8192, 4096, torch.bfloat16) if cuda else (256, 32, torch.float32)
+inputs = torch.randn(rows, width, device=device, dtype=dtype)
+encoder = nn.Sequential(*(nn.Linear(width, width) for _ in range(4))).to(device, dtype).eval()
+head = [nn.Linear(width, 64), *(each for _ in range(16) for each in (nn.Linear(64, 64), nn.SiLU()))]
+model = nn.Sequential(*head).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=cuda)
 start = time.perf_counter()
 
 for step in range(20000):
-    x = inputs[torch.randint(0, len(inputs), (1024,), device=device)]
-    loss = nn.functional.mse_loss(model(x), x)  # also: launch-bound-step, no-mixed-precision on cuda
+    with torch.no_grad():
+        features = encoder(inputs)[: rows // 32].float()
+    loss = model(features).square().mean()  # also: launch-bound-step on cuda
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

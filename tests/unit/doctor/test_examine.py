@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from flatout.doctor.examine import Diagnosis, examine
@@ -15,6 +17,19 @@ def test_a_healthy_job_has_no_findings(made):
             counterfactuals=(made.counterfactual("cached", 1.01), made.counterfactual("half", 1.8)),
         )
         assert examine(job) == ()
+
+
+@pytest.mark.parametrize(("low", "codes"), [(1.04, ["FO403"]), (1.03, []), (None, [])])
+def test_a_rule_that_needs_proof_is_silent_without_a_certain_gain(made, low, codes):
+    """Its advice is another way to do the same work, which may be no faster here."""
+    arm = dataclasses.replace(made.counterfactual("fused-optimizer", 1.2), speedup_low=low or 1.0)
+    job = made.evidence(
+        device="cuda",
+        steps=made.steps(optimizer_s=0.02),
+        optimizers=(made.optimizer(way="foreach"),),
+        counterfactuals=(arm,) if low else (),
+    )
+    assert [finding.code for finding in examine(job)] == codes
 
 
 def test_the_finding_that_frees_most_comes_first(made):

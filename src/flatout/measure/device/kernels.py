@@ -3,7 +3,8 @@
 A GPU is busy while at least one kernel runs on any of its streams; copies run on engines of their own
 and do not count.  What is left of the step is gap: the host had nothing queued.  A gap that begins when
 the host returns from a wait for the GPU (`loss.item()`, a copy from pageable memory) is the price of
-that wait: the queue had run dry and refills only after it.
+that wait: the queue had run dry and refills only after it.  So are later gaps, up to what the wait took:
+without it the host would have been so much earlier with every launch that follows.
 
 Without a GPU the same questions are put to operators.  `BackwardCosts` answers another one: which part of
 the backward pass a line of the forward pass is responsible for.
@@ -198,7 +199,7 @@ def summarise_device(
 
 
 def host_waits(host: Timeline, copies: Timeline) -> Longs:
-    """When each wait of the host for the GPU ended.
+    """When each wait of the host for the GPU began and ended, in order of their ends.
 
     A copy to or from pageable memory blocks the host like a synchronisation; PyTorch mostly adds one
     right after it, and the two are one wait.
@@ -207,20 +208,38 @@ def host_waits(host: Timeline, copies: Timeline) -> Longs:
     pageable = copies.only(copies.named(lambda name: "Pageable" in name)).correlation
     blocking = np.isin(host.correlation, pageable) & host.named(lambda name: "emcpy" in name) & ~explicit
     followed = np.concatenate((explicit[1:], [False])) if len(host) else explicit
-    return np.sort(host.end_ns[explicit | (blocking & ~followed)])
+    began_ns = host.start_ns.copy()
+    began_ns[1:] = np.where(explicit[1:] & blocking[:-1], host.start_ns[:-1], host.start_ns[1:])
+    waits: Longs = np.stack((began_ns, host.end_ns), axis=1)[explicit | (blocking & ~followed)]
+    return waits[np.argsort(waits[:, 1], kind="stable")]
 
 
 def idle_after(waits: Longs, starts: Longs, ends: Longs) -> int:
-    """Nanoseconds from the end of a wait to the start of the next kernel, where no kernel ran in between.
+    """Nanoseconds without a kernel that waits of the host cost.
 
-    `starts` and `ends` are disjoint busy intervals.  Waits that precede the same kernel share one gap.
+    `starts` and `ends` are disjoint busy intervals.  A wait answers for what follows it until the next one
+    ends: for the gap before the next kernel, and for more of the gaps if it took longer than that.  What
+    precedes the first wait follows the last one of the step before.
     """
     if not len(waits) or not len(starts):
         return 0
-    following = np.searchsorted(starts, waits, side="right")
-    idle = (following < len(starts)) & ((following == 0) | (ends[following - 1] <= waits))
-    gap_of, first = np.unique(following[idle], return_index=True)
-    return int((starts[gap_of] - waits[idle][first]).sum())
+    # the gap before each busy interval; one that began before the first wait ended counts from there
+    begins = np.append(min(starts[0], waits[0, 1]), ends[:-1])
+
+    def gaps(from_ns: int, until_ns: int) -> Longs:
+        inside = slice(np.searchsorted(starts, from_ns, "right"), np.searchsorted(begins, until_ns, "left"))
+        lengths: Longs = np.minimum(starts[inside], until_ns) - np.maximum(begins[inside], from_ns)
+        return lengths
+
+    total_ns = 0
+    before_first = int(gaps(begins[0], waits[0, 1]).sum())
+    for number, (began, returned) in enumerate(waits):
+        is_last = number == len(waits) - 1
+        following = gaps(returned, ends[-1] if is_last else waits[number + 1, 1])
+        at_once = len(following) and begins[np.searchsorted(starts, returned, "right")] <= returned
+        idle_ns = int(following.sum()) + (before_first if is_last else 0)
+        total_ns += max(int(following[0]) if at_once else 0, min(idle_ns, int(returned - began)))
+    return total_ns
 
 
 def _seconds_by_kind(device: Timeline, *, num_steps: int) -> tuple[dict[str, float], dict[str, float]]:

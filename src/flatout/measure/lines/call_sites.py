@@ -263,10 +263,10 @@ class CallSites(TorchFunctionMode):
         counts = self.sites.setdefault((kind, name, place, via, device), SiteCounts())
         if source is not None and kind in ("row", "cell"):
             counts.requires_grad |= source.requires_grad and torch.is_grad_enabled()
-        if kind in ("copy", "weights") and source is not None:
+        if kind in ("copy", "weights") and source is not None and not self.attributing:
             counts.num_bytes += source.nbytes
-        if kind == "copy" and source is not None:
             counts.wide_bytes += source.nbytes if source.dtype == torch.float64 else 0
+        if kind == "copy" and source is not None:
             counts.blocking = bool(counts.blocking) or not _is_asked_not_to_wait(args, kwargs)
             if counts.pinned is not True:
                 counts.pinned = source.is_pinned()

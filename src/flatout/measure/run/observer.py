@@ -124,6 +124,7 @@ class Observer:
         self._for_arms_s = 0.0  # of the time, whatever the instruments take
         self._first_round = 0  # the number of the first block of an arm
         self._later: list[StepBlock] = []  # passes for the time that the arms leave
+        self._proposed_again = False
         self._anchor_key: Key | None = None
         self._counts = (0, 0, 0)
         self._waited_in_line_s = 0.0
@@ -481,16 +482,24 @@ class Observer:
             import torch
 
             torch.cuda.synchronize()  # the GPU's clock is read of every step that was made so far
+        self._propose_again()
         are_due = self._are_passes_due()
         block = None if are_due else self._next_round()
         if block is None and self._later:
             others = ([] if are_due else self._last_block()) or self._next_pass()
             if others:
                 return others
-            if any(block.arm in INSTRUMENTS for block in self.blocks[self._first_round :]):
-                self.rounds.add(self._propose(self.options.proposers))  # by what the last passes found
+            self._propose_again()
             block = self._next_round()
         return [block] if block is not None else self._last_block()
+
+    def _propose_again(self) -> None:
+        """Once, when the passes that were put off are over: by what they found."""
+        assert self.rounds is not None
+        came_later = any(block.arm in INSTRUMENTS for block in self.blocks[self._first_round :])
+        if came_later and not self._later and not self._proposed_again:
+            self._proposed_again = True
+            self.rounds.add(self._propose(self.options.proposers))
 
     def _are_passes_due(self) -> bool:
         """Whether passes that were put off come before more arms: not where each takes several seconds."""

@@ -37,7 +37,7 @@ FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 6, 6.0
 SLOWS = {"stacks": 1.0, "count": 2.0, "kernels": 2.0, "memory": 2.0, "attribution": 10.0}
 STARTS_S = {"kernels": 0.5, "memory": 1.5, "attribution": 0.5}
 STARTS_ON_CUDA_S = {"kernels": 2.0, "memory": 1.5, "attribution": 1.0}
-ASKED_FIRST = ("stacks", "count")  # by these the arms are chosen
+ASKED_FIRST = ("stacks", "count")  # by these the arms are chosen, on a GPU by its kernels as well
 DEAREST_PASS = 1 / 2  # of the time left: a pass that takes more leaves too little for what follows
 BEFORE_ARMS = 0.35  # of the time after warm-up, for the passes that come before the arms
 FOR_PASSES = 0.5  # the same at the most: an instrument may slow a step more than one can foresee
@@ -112,10 +112,11 @@ def plan_passes(
         return [real, *passes], []
     if step_s * FEWEST_FOR_ARMS > seconds:
         return [real], passes
+    asked = (*ASKED_FIRST, "kernels") if device == "cuda" and not long else ASKED_FIRST
     first = []
     for block in sorted(passes, key=lambda block: block.arm != "stacks"):
         took_s = pass_s(block, step_s, device=device)
-        if block.arm == "stacks" or (block.arm in ASKED_FIRST and took_s <= left_s):
+        if block.arm == "stacks" or (block.arm in asked and took_s <= left_s):
             first.append(block)
             left_s -= took_s
     # the real block last: the first arm stands beside it

@@ -39,7 +39,7 @@ HOST: Rows = [
     ("cudaLaunchKernel", 130, 135, 2, -1),
     ("cudaLaunchKernel", 140, 145, 3, -1),
     ("cudaMemsetAsync", 150, 155, 4, -1),
-    ("cudaDeviceSynchronize", 160, 450, 5, -1),
+    ("cudaDeviceSynchronize", 210, 450, 5, -1),
     ("cudaLaunchKernel", 690, 695, 6, -1),
 ]
 
@@ -113,15 +113,26 @@ def test_a_copy_of_unknown_size_has_no_bytes() -> None:
 def test_an_asynchronous_pageable_copy_is_a_wait_and_a_pinned_one_is_not() -> None:
     host = timeline([("cudaMemcpyAsync", 0, 10, 1, -1), ("cudaMemcpyAsync", 20, 30, 2, -1)])
     copies = timeline([(PAGEABLE, 2, 8, 1, 64), ("Memcpy HtoD (Pinned -> Device)", 30, 40, 2, 64)])
-    assert host_waits(host, copies).tolist() == [10]
+    assert host_waits(host, copies).tolist() == [[0, 10]]
 
 
 def test_a_wait_while_the_device_works_costs_no_gap() -> None:
     starts, ends = np.array([0, 200]), np.array([100, 300])
-    assert idle_after(np.array([50]), starts, ends) == 0
-    assert idle_after(np.array([150]), starts, ends) == 50
-    assert idle_after(np.array([120, 150]), starts, ends) == 80
-    assert idle_after(np.array([400]), starts, ends) == 0
+    assert idle_after(np.array([[50, 50]]), starts, ends) == 0
+    assert idle_after(np.array([[150, 150]]), starts, ends) == 50
+    assert idle_after(np.array([[120, 120], [150, 150]]), starts, ends) == 80
+    assert idle_after(np.array([[400, 400]]), starts, ends) == 0
+
+
+def test_a_wait_costs_later_gaps_as_far_as_it_took() -> None:
+    """The host was ahead by what the wait took; small kernels then come one launch after the other."""
+    starts, ends = np.array([0, 110, 120, 130]), np.array([100, 112, 122, 132])
+    assert idle_after(np.array([[10, 100]]), starts, ends) == 10 + 8 + 8
+    assert idle_after(np.array([[80, 100]]), starts, ends) == 20
+    assert idle_after(np.array([[99, 100]]), starts, ends) == 10  # launches bound it without the wait, too
+    assert idle_after(np.array([[10, 100], [114, 115]]), starts, ends) == (10 + 3) + 5
+    # before the first wait of a recording comes the last one of the step before
+    assert idle_after(np.array([[114, 132]]), starts, ends) == 18
 
 
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(0, 30)), max_size=40))

@@ -187,6 +187,16 @@ def test_a_copy_off_the_host_has_its_bytes() -> None:
         assert (site.blocking, site.wide_bytes_per_step) == (False, 0)
 
 
+def test_bytes_are_those_of_counted_steps() -> None:
+    x = torch.zeros(8)
+    with counting() as sites:
+        x.to("meta")
+        sites.attributing = True
+        x.to("meta")
+    (site,) = sites.evidence(None)
+    assert (site.calls_per_step, site.bytes_per_step) == (1, 32)
+
+
 class Doubling(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

@@ -20,12 +20,12 @@ from torch.utils.data import DataLoader, Dataset
 
 import flatout
 from flatout.measure import PHASES, clock
-from flatout.measure.arms.arm import Arm
+from flatout.measure.arms.arm import Arm, ArmContext
 from flatout.measure.evidence import INSTRUMENTS, Evidence, Site
 from flatout.measure.run import observer as observer_module
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.observer import Observer, ObserverOptions
-from flatout.measure.run.schedule import WarmUp
+from flatout.measure.run.schedule import StepBlock, WarmUp
 from tests.support.measure import line_of
 
 HERE = Path(__file__)
@@ -417,6 +417,26 @@ class SlowClock:
 def heavy(rows: torch.Tensor, spend: Callable[[float], None]) -> torch.Tensor:  # at: heavy
     spend(3.0)
     return rows * 2
+
+
+def test_what_passes_find_that_were_put_off_is_tried_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    class ByKernels(Arm):
+        kind = label = "autocast"
+
+    def propose(context: ArmContext) -> Iterator[Arm]:
+        if context.kernels is not None:
+            yield ByKernels()
+
+    plan = [StepBlock(arm="real", num_steps=4)], [StepBlock(arm="kernels", num_steps=2)]
+    monkeypatch.setattr(observer_module, "plan_passes", lambda *_args, **_options: plan)
+    optimizer = sgd()
+    evidence = diagnosed(lambda: optimizer.step(), proposers=(propose,))  # noqa: PLW0108 - looked up when it is called
+    assert list(dict.fromkeys(each.arm for each in evidence.steps)) == [
+        "warmup",
+        "real",
+        "kernels",
+        "autocast",
+    ]
 
 
 def test_with_long_steps_the_heaviest_block_is_measured_and_the_passes_take_what_is_left(

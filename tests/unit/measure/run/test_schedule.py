@@ -57,6 +57,7 @@ def test_with_time_every_instrument_has_its_pass_in_the_usual_order() -> None:
         (3.0, 30.0, "cpu", ["stacks", "real"]),
         (3.0, 11.0, "cpu", ["real"]),  # no arm could end in time
         (0.01, 5.0, "cuda", ["stacks", "count", "real"]),
+        (0.01, 11.0, "cuda", ["stacks", "count", "kernels", "real"]),  # by which arms of a GPU are chosen
     ],
 )
 def test_with_long_steps_or_little_time_the_arms_come_before_most_passes(

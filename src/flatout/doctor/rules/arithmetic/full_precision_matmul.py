@@ -32,6 +32,7 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("tf32",)
+NEEDS_PROOF = True
 TUNE = ("matmul-precision",)
 LEAST_SHARE = 0.10
 

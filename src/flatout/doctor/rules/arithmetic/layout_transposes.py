@@ -33,6 +33,7 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("channels-last",)
+NEEDS_PROOF = True
 TUNE = ("channels-last",)
 LEAST_SHARE = 0.10
 

@@ -35,6 +35,7 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("fused-attention",)
+NEEDS_PROOF = True
 
 
 def detect(evidence: Evidence) -> list[Finding]:
@@ -54,4 +55,4 @@ def detect(evidence: Evidence) -> list[Finding]:
             fix="F.scaled_dot_product_attention(q, k, v, is_causal=...)",
             safety="reordered",
         )
-    return [finding for finding in findings if finding.ceiling is not None]
+    return findings

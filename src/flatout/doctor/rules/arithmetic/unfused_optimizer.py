@@ -32,6 +32,7 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("fused-optimizer",)
+NEEDS_PROOF = True
 TUNE = ("fused-optimizer",)
 
 

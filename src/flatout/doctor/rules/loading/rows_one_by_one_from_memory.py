@@ -41,6 +41,7 @@ from flatout.measure.evidence import Counterfactual, Evidence, Loader
 
 RULE = title_of(__doc__)
 ARMS = ("whole-batches",)
+NEEDS_PROOF = True
 OF_THE_LOADER = ("FO101", "FO105", "FO106", "FO107")  # what else is said of the same wait
 AS_MUCH = 0.9  # of what another finding frees
 

@@ -28,7 +28,6 @@ Reordered: sums are divided otherwise among threads, so that results differ by r
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_ratio, show_seconds
@@ -36,6 +35,7 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("threads",)
+NEEDS_PROOF = True
 TUNE = ("threads",)
 
 
@@ -44,7 +44,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     fewer = evidence.counterfactual(ARMS[0])
     if threads is None or not cores or threads.num <= cores or fewer is None:
         return []
-    if fewer.speedup_low <= RESOLVABLE_SPEEDUP or not isinstance(fewer.value, float):
+    if not isinstance(fewer.value, float):
         return []
     beside = f"{show_seconds(fewer.step_s)} instead of {show_seconds(fewer.baseline_step_s)}"
     return RULE.proven(

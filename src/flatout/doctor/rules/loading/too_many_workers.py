@@ -36,6 +36,7 @@ from flatout.measure.evidence import Counterfactual, Evidence, Loader
 
 RULE = title_of(__doc__)
 ARMS = ("workers",)
+NEEDS_PROOF = True
 TUNE = ("loader-workers",)
 
 

@@ -12,9 +12,10 @@ the GPU is idle for most of the step, however fast it is: the step takes as long
 Evidence
 The host's time in forward, loss, backward and optimizer is longer than the GPU's kernels run, by at least
 20 % of the step, and the GPU is busy for less than 70 % of it. The kernels' own time, recorded by torch's
-profiler, is the ceiling: a step whose launches cost nothing takes as long as its kernels and what the host
-does outside the model. A finding that names a line and frees at least half as much takes the place of this
-one, and so does a Python loop in the model whose gain could not be measured.
+profiler, is the ceiling: a step whose launches cost nothing takes as long as its kernels, the copies that
+run beside its launches, and what the host does outside the model. A finding that names a line and frees at
+least half as much takes the place of this one, and so does a Python loop in the model whose gain could not
+be measured.
 
 Fix
 By what the step is like:
@@ -66,10 +67,16 @@ def detect(evidence: Evidence) -> list[Finding]:
     launching_s = sum(evidence.phase_s(phase) or 0.0 for phase in MODEL_PHASES)
     launching_s += (evidence.phase_s("rest") or 0.0) * loss_share(evidence)
     waits_s = (share_of(kernels.sync_gap_s, kernels.step_s) or 0.0) * step_s  # a cause of its own
-    gap_s = min(launching_s, step_s) - busy_s - waits_s
+    gap_s = min(launching_s, step_s) - busy_s - waits_s - _copies_beside_s(evidence, kernels)
     if gap_s < LEAST_GAP_SHARE * step_s:
         return []
     return [_finding(evidence, kernels, step_s=step_s, busy_s=busy_s, gap_s=gap_s)]
+
+
+def _copies_beside_s(evidence: Evidence, kernels: Kernels) -> float:
+    """Copies that run while the host launches: kernels wait for them in the stream, launches or not."""
+    copies_s = sum(copy.total_s for copy in kernels.copies if copy.kind != "DtoD")
+    return max(0.0, copies_s - (evidence.phase_s("transfer") or 0.0))
 
 
 def explains_launches(finding: Finding, other: Finding) -> bool:

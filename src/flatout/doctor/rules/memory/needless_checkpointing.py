@@ -37,6 +37,7 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("no-checkpointing",)
+NEEDS_PROOF = True
 TUNE = ("no-checkpointing",)
 
 
@@ -46,7 +47,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         return []
     parts = lines_of(sites)
     peak = evidence.memory.peak_bytes if evidence.memory is not None else None
-    found = RULE.proven(
+    return RULE.proven(
         evidence,
         parts[0].place,
         f"{show_calls(sum(part.calls_per_step for part in parts))} parts of the model are computed twice per "
@@ -60,4 +61,3 @@ def detect(evidence: Evidence) -> list[Finding]:
         fix="call these parts without torch.utils.checkpoint",
         safety="exact",
     )
-    return [finding for finding in found if finding.ceiling is not None]

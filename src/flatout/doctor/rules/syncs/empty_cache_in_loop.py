@@ -33,6 +33,7 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("no-empty-cache", "knock-out")
+NEEDS_PROOF = True
 TUNE = ("no-debug-calls", "dropped-calls")
 
 

@@ -34,6 +34,7 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("no-synchronize", "knock-out")
+NEEDS_PROOF = True
 TUNE = ("no-debug-calls", "dropped-calls")
 
 

@@ -13,7 +13,7 @@ Evidence
 On a GPU: one line reads a CUDA tensor (`.cpu()`, `.numpy()`, `.tolist()`) and copies to the GPU as well,
 each at least once per step, and the profiler saw the GPU idle for at least 5 % of the step in gaps that
 follow a wait of the host. The line has its part of the gaps by its waits. The ceiling is measured: steps
-whose reads answer at once, or steps without the line. A round trip over several lines is found as
+without the line, or steps whose reads answer at once. A round trip over several lines is found as
 [FO202](#fo202), at the line that reads.
 
 Fix
@@ -38,7 +38,7 @@ from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
-ARMS = ("reads-free", "knock-out")
+ARMS = ("knock-out", "reads-free")  # the work on the host goes, too
 SYNC_IN_STEP = "FO202"
 BACK = frozenset(("cpu", "numpy", "tolist", "to", "__array__"))
 LEAST_GAP_SHARE = 0.05

@@ -6,7 +6,7 @@ import pytest
 
 from flatout.doctor.examine import examine
 from flatout.doctor.rules.loops.launch_bound_step import detect, explains_launches
-from flatout.measure.evidence import OperatorCalls
+from flatout.measure.evidence import Copy, OperatorCalls
 
 
 def launching(made, *, busy_s=0.02, kernels=None, phases=None, **fields):
@@ -63,6 +63,17 @@ def test_what_the_host_does_outside_the_model_is_not_launching(made):
 
 def test_gaps_after_a_wait_are_another_rules(made):
     assert detect(launching(made, kernels={"sync_gap_s": 0.12})) == []
+
+
+@pytest.mark.parametrize(("transfer_s", "left_s"), [(0.0, 0.06), (0.01, 0.05), (0.05, 0.03)])
+def test_copies_that_run_beside_the_launches_stay(made, transfer_s, left_s):
+    """The host does not launch while it waits for a copy: that time is no part of its launching."""
+    copies = (
+        Copy(kind="HtoD pinned", calls_per_step=1.0, total_s=0.03),
+        Copy(kind="DtoD", calls_per_step=1.0, total_s=0.05),
+    )
+    job = launching(made, kernels={"copies": copies}, phases={"transfer": transfer_s})
+    assert [finding.ceiling.step_s for finding in detect(job)] == [pytest.approx(left_s)]
 
 
 def test_a_larger_batch_is_advised_where_half_takes_as_long(made):
