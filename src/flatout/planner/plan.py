@@ -15,7 +15,16 @@ import flatout
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput
 from flatout.hardware.device import Device
-from flatout.planner.config.backups import Backup, FileEdit, apply_edits, check_places, plan_edits, show_diff
+from flatout.planner.config.backups import (
+    Backup,
+    FileEdit,
+    apply_edits,
+    check_places,
+    plan_edits,
+    show_diff,
+    undo,
+)
+from flatout.planner.config.job_config import main_file
 from flatout.planner.config.lengths import SequenceLengths, read_lengths, with_lengths
 from flatout.planner.config.settings import OpenedConfig, Settings, open_config, with_job_sizes
 from flatout.planner.fit.fit_settings import changes_of, fit_settings
@@ -115,12 +124,6 @@ class ConfigFit(ConfigAnswer):
     def warnings(self) -> list[str]:
         return [warning for edit in self.edits for warning in edit.warnings]
 
-    def apply(self) -> Backup | None:
-        """Write the edits, all files or none; None where there is nothing to change."""
-        if self.unwritable is not None:
-            raise self.unwritable
-        return apply_edits(self.edits, root=self.opened.config.root, config=self.opened.config.path)
-
     def to_json(self) -> dict[str, Any]:
         return {
             **self.document("flatout-fit"),
@@ -135,9 +138,10 @@ class ConfigFit(ConfigAnswer):
 
 
 def plan_config(
-    conf: Path, options: PlanOptions, *, make_forecast: ForecastMaker | None = None
+    conf: Path, options: PlanOptions | None = None, *, make_forecast: ForecastMaker | None = None
 ) -> ConfigPlan:
-    """The settings of a config and, where a model and a device are known, the memory of every stage."""
+    """Read the settings of a config and, where model and device are known, the memory of every stage."""
+    options = options or PlanOptions()
     opened, settings, lengths = _open(conf, options)
     model = options.model or opened.mapped.model
     try:
@@ -160,16 +164,20 @@ def plan_config(
 
 def fit_config(
     conf: Path,
-    options: PlanOptions,
-    wish: Wish,
+    options: PlanOptions | None = None,
     *,
+    effective_batch: int | None = None,
+    allow: Sequence[str] = (),
+    choose: str | None = None,
     to_apply: bool = False,
     make_forecast: ForecastMaker | None = None,
 ) -> ConfigFit:
-    """The largest batch of a config that fits a device, with its effective batch kept; nothing is written.
+    """Find the largest batch of a config that fits a device, its effective batch kept; write nothing.
 
     A fit `to_apply` is refused before any work where its values could not be written.
     """
+    options = options or PlanOptions()
+    wish = Wish(effective_batch=effective_batch, allow=tuple(allow), choose=choose)
     opened, settings, lengths = _open(conf, options)
     if to_apply:
         knobs = (knob for stage in settings.stages for knob in (stage.batch_size, stage.accumulation))
@@ -186,7 +194,7 @@ def fit_config(
     edits: tuple[FileEdit, ...] = ()
     unwritable = None
     try:
-        edits = plan_edits(opened.config, changes_of(fit, choose=wish.choose))
+        edits = plan_edits(opened.config, changes_of(fit, choose=choose))
     except BadInput as error:  # a report is still worth having
         if to_apply:
             raise
@@ -195,11 +203,25 @@ def fit_config(
         opened=opened,
         fit=fit,
         request=request,
-        choose=wish.choose,
+        choose=choose,
         lengths=lengths,
         edits=edits,
         unwritable=unwritable,
     )
+
+
+def apply_config(fitted: ConfigFit) -> Backup | None:
+    """Write a fit into its config, all files or none; None where there is nothing to change."""
+    if fitted.unwritable is not None:
+        raise fitted.unwritable
+    config = fitted.opened.config
+    return apply_edits(fitted.edits, root=config.root, config=config.path)
+
+
+def undo_config(conf: Path, *, force: bool = False) -> Backup:
+    """Take back the last plan that was written into a config."""
+    path = main_file(conf)
+    return undo(path.parent, config=path, force=force)
 
 
 def _open(conf: Path, options: PlanOptions) -> tuple[OpenedConfig, Settings, SequenceLengths | None]:

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 import flatout
-from flatout.api import fit_config, plan_config
-from flatout.planner.plan import PlanOptions
+from flatout.planner.plan import PlanOptions, fit_config, plan_config
 from tests.support import planner as plans
 
 ON_24GB = PlanOptions(model="pkg:build", gpu_memory="24GB")

@@ -39,7 +39,7 @@ from flatout.planner.fit.suggestions import (
     divisors,
     is_sensible,
     merged,
-    nearest_choices,
+    nearest_batches,
 )
 
 SAFEST_SHARE = 0.8  # of the margin, which this one never holds more than
@@ -282,11 +282,12 @@ class GroupSearch:
         if batch_size >= min(current, largest) or is_sensible(batch_size, largest=largest):
             return
         effective = self.common * self.ranks
-        choices = nearest_choices(effective, largest=largest, ranks=self.ranks)
+        nearest = nearest_batches(self.common, largest=largest)
+        choices = (f"{batch * steps * self.ranks} ({batch} × {steps})" for batch, steps in nearest)
         raise BadInput(
             f"the effective batch of {effective} cannot be kept: a batch of up to {largest} fits, and the "
             f"largest that divides it is {batch_size}",
-            hint=f"change it with --effective; nearest: {', '.join(map(str, choices))}",
+            hint=f"change it with --effective; nearest: {', '.join(choices)}",
         )
 
     def _assess(

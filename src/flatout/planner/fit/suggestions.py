@@ -112,18 +112,6 @@ def merged(suggestions: Iterable[Suggestion]) -> tuple[Suggestion, ...]:
 SENSIBLE_SHARE = 0.25
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
-    """A batch, its accumulation and the effective batch they make on `ranks` processes."""
-
-    batch_size: int
-    accumulation: int
-    effective_batch: int
-
-    def __str__(self) -> str:
-        return f"{self.effective_batch} ({self.batch_size} × {self.accumulation})"
-
-
 def divisors(number: int) -> list[int]:
     """All divisors, largest first."""
     low = [i for i in range(1, math.isqrt(number) + 1) if number % i == 0]
@@ -139,19 +127,14 @@ def is_sensible(batch_size: int, *, largest: int) -> bool:
     return batch_size >= largest * SENSIBLE_SHARE
 
 
-def nearest_choices(effective: int, *, largest: int, ranks: int) -> tuple[Choice, ...]:
-    """Effective batches around `effective` with a sensible divisor: below, above, and the fullest batch."""
-    per_rank = effective // ranks
+def nearest_batches(per_rank: int, *, largest: int) -> list[tuple[int, int]]:
+    """Batches and accumulations that make about `per_rank`: a bit less, a bit more, the fullest batch."""
     # Every multiple of `largest` qualifies, so a walk of `largest` steps to either side must end.
     below = _first(range(per_rank - 1, max(per_rank - largest, 0) - 1, -1), largest=largest)
     above = _first(range(per_rank + 1, per_rank + largest + 1), largest=largest)
     fullest = (largest, max(1, round(per_rank / largest)))
     found = dict.fromkeys(pair for pair in (below, above, fullest) if pair is not None)
-    return tuple(
-        Choice(batch_size=batch, accumulation=steps, effective_batch=batch * steps * ranks)
-        for batch, steps in found
-        if batch * steps != per_rank
-    )
+    return [(batch, steps) for batch, steps in found if batch * steps != per_rank]
 
 
 def _first(numbers: range, *, largest: int) -> tuple[int, int] | None:

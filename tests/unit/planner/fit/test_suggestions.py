@@ -8,7 +8,6 @@ from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.memory.predict.forecast import Peak
 from flatout.planner.fit.suggestions import (
-    Choice,
     EvaluationFit,
     GroupFit,
     Suggestion,
@@ -17,7 +16,7 @@ from flatout.planner.fit.suggestions import (
     largest_divisor,
     learning_rate_rule,
     merged,
-    nearest_choices,
+    nearest_batches,
 )
 from tests.support import planner as plans
 
@@ -91,25 +90,17 @@ def test_a_divisor_that_leaves_the_device_idle_is_no_answer() -> None:
     assert not is_sensible(1, largest=45)
 
 
-def test_the_nearest_choices_of_a_prime() -> None:
-    choices = nearest_choices(61, largest=45, ranks=1)
-    assert choices == (
-        Choice(batch_size=30, accumulation=2, effective_batch=60),
-        Choice(batch_size=31, accumulation=2, effective_batch=62),
-        Choice(batch_size=45, accumulation=1, effective_batch=45),
-    )
-    assert str(choices[0]) == "60 (30 × 2)"
+def test_the_nearest_batches_of_a_prime() -> None:
+    assert nearest_batches(61, largest=45) == [(30, 2), (31, 2), (45, 1)]
 
 
-@given(st.integers(1, 400), st.integers(1, 60), st.integers(1, 8))
-def test_choices_are_true_sensible_and_near(per_rank: int, largest: int, ranks: int) -> None:
-    choices = nearest_choices(per_rank * ranks, largest=largest, ranks=ranks)
-    for choice in choices:
-        assert choice.effective_batch == choice.batch_size * choice.accumulation * ranks
-        assert choice.effective_batch != per_rank * ranks
-        assert choice.batch_size <= largest
-        assert abs(choice.effective_batch - per_rank * ranks) <= max(largest, per_rank) * ranks
-    assert any(choice.effective_batch > per_rank * ranks for choice in choices)
+@given(st.integers(1, 400), st.integers(1, 60))
+def test_batches_are_others_sensible_and_near(per_rank: int, largest: int) -> None:
+    found = nearest_batches(per_rank, largest=largest)
+    for batch_size, accumulation in found:
+        assert batch_size <= largest and batch_size * accumulation != per_rank
+        assert abs(batch_size * accumulation - per_rank) <= max(largest, per_rank)
+    assert any(batch_size * accumulation > per_rank for batch_size, accumulation in found)
 
 
 def test_the_rule_for_the_learning_rate_is_stated() -> None:
