@@ -153,6 +153,14 @@ def scoreboard(folder: Path) -> str:
         f"{board['scripts']} scripts, live on {board['hardware']} and replayed as they were recorded: "
         f"{board['cases']} cases."
     )
+    rows += [
+        f"| {what}, {device} | {kept['with_ceiling'] - len(kept[misses])} of {kept['with_ceiling']} |"
+        for device, kept in board["goals"].items()
+        for what, misses in (
+            ("real gain at most 1.1 × ceiling", "real_above_ceiling"),
+            ("real gain at least ceiling / 2.5", "real_far_below_ceiling"),
+        )
+    ]
     missing = [f"Not run: {', '.join(board['not_run'])}."] if board["not_run"] else []
     return "\n\n".join([said, "\n".join(rows), *missing])
 
@@ -166,17 +174,17 @@ def rules(folder: Path) -> str:
     if board is None:
         return "*Not measured yet.*"
     lines = [
-        "| rule | right | found | exact | clean | ceiling, and real gain |",
-        "|---|--:|--:|--:|--:|---|",
+        "| rule | right | found | exact | first | clean | of clean | ceiling, and real gain |",
+        "|---|--:|--:|--:|--:|--:|--:|---|",
     ]
     for row in board["rules"]:
-        cells = [" of ".join(map(str, row[key])) for key in ("right", "found", "exact", "clean")]
+        cells = [" of ".join(map(str, row[key])) for key in ("right", "found", "exact", "first", "clean")]
         gains = "; ".join(
             f"{gain['device']}: {show_ratio(gain['ceiling']) if gain['ceiling'] else UNKNOWN}, "
             f"{show_ratio(gain['real'])}"
             for gain in row["gains"]
         )
-        lines.append(f"| {row['code']} {row['name']} | {' | '.join(cells)} | {gains} |")
+        lines.append(f"| {row['code']} {row['name']} | {' | '.join(cells)} | {row['of_clean']} | {gains} |")
     return "\n".join(lines)
 
 

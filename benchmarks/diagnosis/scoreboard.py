@@ -39,7 +39,7 @@ from run import (  # noqa: E402
     save,
     workers_of,
 )
-from score import Case, Score  # noqa: E402
+from score import Case, Mark, Score  # noqa: E402
 
 from flatout.doctor.examine import examine  # noqa: E402
 from flatout.doctor.rule import all_rules  # noqa: E402
@@ -180,8 +180,7 @@ def judge_peer(case: Case, said: Said, *, device: str, meanings: dict[str, tuple
             (inexact if lines else missed).append(where)
     spoken = dict.fromkeys(category for category, _line in said)
     right = [c for c in spoken if any(covers(c, rule) for mark in marks for rule in mark.rules)]
-    first = [mark for mark in required if mark.largest] or required
-    is_first = bool(spoken) and any(covers(next(iter(spoken)), mark.rules[0]) for mark in first)
+    is_first = bool(spoken) and any(covers(next(iter(spoken)), mark.rules[0]) for mark in _largest(required))
     return Score(
         case=case,
         device=device,
@@ -192,6 +191,11 @@ def judge_peer(case: Case, said: Said, *, device: str, meanings: dict[str, tuple
         wrong=tuple(category for category in spoken if category not in (*right, *STATES)),
         first=None if is_first or not required else "another",
     )
+
+
+def _largest(required: Sequence[Mark]) -> Sequence[Mark]:
+    """The causes that may be said first."""
+    return [mark for mark in required if mark.largest] or required
 
 
 def peers_on(path: Path, judged: Sequence[Score]) -> dict[str, Any]:
@@ -228,19 +232,7 @@ def by_rule(judged: Sequence[Score], ceilings: Sequence[dict[str, Any]]) -> list
     """Each rule: what it said anywhere, what it had to say, its clean twins, ceilings beside real gains."""
     counts: dict[str, Counter[str]] = {name: Counter() for name in CODES}
     for one in judged:
-        for mark in score.marks(one.case.script.read_text(), rule=one.case.rule):
-            if mark.required and mark.holds_on(one.device or "unknown"):
-                counts[mark.rules[0]]["expected"] += 1
-        for what in ("missed", "inexact", "wrong"):
-            for said in getattr(one, what):
-                counts[said.split()[0]][what] += 1
-        if one.case.recording is not None and one.error is None:
-            for finding in examine(load_evidence(one.case.recording)):
-                for each in (finding, *finding.also):
-                    counts[each.name]["said"] += 1
-        if one.case.script.stem == "clean":
-            counts[score.kebab(one.case.rule)]["clean"] += 1
-            counts[score.kebab(one.case.rule)]["silent"] += not one.faults
+        _count(one, counts)
     rows = []
     for name, found in counts.items():
         gains = [
@@ -255,8 +247,30 @@ def by_rule(judged: Sequence[Score], ceilings: Sequence[dict[str, Any]]) -> list
         row: dict[str, Any] = {"code": CODES[name], "name": name}
         row |= {"right": [found["said"] - found["wrong"], found["said"]]}
         row |= {"found": [num_found, found["expected"]], "exact": [num_found - found["inexact"], num_found]}
-        rows.append(row | {"clean": [found["silent"], found["clean"]], "gains": gains})
+        row |= {"first": [found["first"], found["largest"]], "clean": [found["silent"], found["clean"]]}
+        rows.append(row | {"of_clean": found["of_clean"], "gains": gains})
     return sorted(rows, key=lambda row: str(row["code"]))
+
+
+def _count(one: Score, counts: dict[str, Counter[str]]) -> None:
+    marks = score.marks(one.case.script.read_text(), rule=one.case.rule)
+    required = [mark for mark in marks if mark.required and mark.holds_on(one.device or "unknown")]
+    for mark in required:
+        counts[mark.rules[0]]["expected"] += 1
+    for name in {mark.rules[0] for mark in _largest(required)}:
+        counts[name]["largest"] += 1
+        counts[name]["first"] += one.first is None
+    for what in ("missed", "inexact", "wrong"):
+        for said in getattr(one, what):
+            counts[said.split()[0]][what] += 1
+            counts[said.split()[0]]["of_clean"] += not required
+    if one.case.recording is not None and one.error is None:
+        for finding in examine(load_evidence(one.case.recording)):
+            for each in (finding, *finding.also):
+                counts[each.name]["said"] += 1
+    if one.case.script.stem == "clean":
+        counts[score.kebab(one.case.rule)]["clean"] += 1
+        counts[score.kebab(one.case.rule)]["silent"] += not one.faults
 
 
 def scoreboard(cases: Sequence[Case], state: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -277,9 +291,9 @@ def scoreboard(cases: Sequence[Case], state: Path) -> tuple[dict[str, Any], list
         else:
             not_run.append(_key(case))
     ceilings = [
-        read(folder, gains.parent)
-        for folder, gains in [(state, path) for path in sorted(state.glob("gains_*.json"))]
-        + [(PLANTED, path) for path in sorted(RESULTS.glob("gains_*.json"))]
+        read(folder, gains)
+        for folder, gains in ((state, state), (PLANTED, RESULTS))
+        if any(gains.glob("gains_*.json"))
     ]
     if (chance := _load(state / "aa.json")) and ceilings:  # of this machine, which comes first
         ceilings[0]["aa"] = intervals_of_nothing(0, known=chance["intervals"])
@@ -302,19 +316,22 @@ def scoreboard(cases: Sequence[Case], state: Path) -> tuple[dict[str, Any], list
 
 
 def print_board(result: dict[str, Any]) -> None:
-    print(f"{'rule':30}{'right':>8}{'found':>8}{'exact':>8}{'clean':>8}  ceiling / real gain")
+    counts = ("right", "found", "exact", "first", "clean")
+    print(f"{'rule':30}" + "".join(f"{name:>8}" for name in counts) + "  ceiling / real gain")
     for row in result["rules"]:
         gains = "; ".join(
             f"{gain['device']} {gain['ceiling'] or float('nan'):.2f} / {gain['real']:.2f}"
             for gain in row["gains"]
         )
-        cells = [
-            f"{part}/{whole}" for part, whole in (row[key] for key in ("right", "found", "exact", "clean"))
-        ]
+        cells = [f"{part}/{whole}" for part, whole in (row[key] for key in counts)]
         print(f"{row['name']:30}" + "".join(f"{cell:>8}" for cell in cells) + f"  {gains}")
     print(f"\n{result['scripts']} scripts, {result['cases']} cases")
     for name, words in result["total"].items():
         print(f"{name:13}{words}")
+    for device, kept in result["goals"].items():
+        print(f"{device}: {kept['with_ceiling']} ceilings in {kept['rows']} pairs")
+        print(f"  real gain above 1.1 x ceiling: {', '.join(kept['real_above_ceiling']) or 'none'}")
+        print(f"  real gain below ceiling / 2.5: {', '.join(kept['real_far_below_ceiling']) or 'none'}")
     for case, faults in result["faults"].items():
         print(f"{case}: {'; '.join(faults)}")
     for case, first in result["not_first"].items():
@@ -348,6 +365,8 @@ def main() -> None:
     parser.add_argument("--replay", action="store_true", help="measure nothing, judge what is there")
     parser.add_argument("--save", action="store_true", help="write results/scoreboard-HARDWARE_DATE.json")
     options = parser.parse_args()
+    if options.only and options.save:
+        parser.error("a part of the scripts is not the scoreboard: omit --only or --save")
     score.TOGETHER = options.together
     only = options.only.replace("-", "_").split(",") if options.only else []
     cases = [case for case in score.cases() if not only or case.rule in only]
