@@ -173,7 +173,7 @@ def copied_lines(
     if not on_gpu(evidence) or kernels is None:
         return []
     copies_s = sum(copy.total_s for copy in kernels.copies if copy.kind.startswith(kind))
-    share = share_of(copies_s, kernels.step_s)
+    share = share_of(copies_s, evidence.step_s)  # the profiler makes steps longer, but not copies
     lines = lines_of(
         [
             site

@@ -20,7 +20,7 @@ def job(made, *arms, device="cuda", copies_s=0.02, **changes):
 def test_a_page_locked_copy_that_is_waited_for_is_found(made):
     (finding,) = detect(job(made, made.counterfactual("staged", 1.2)))
     assert (finding.code, finding.place.line, finding.ceiling.speedup) == ("FO206", 30, 1.2)
-    assert finding.share == pytest.approx(0.1)
+    assert finding.share == pytest.approx(0.2)
 
 
 def test_look_alikes(made):
