@@ -1,4 +1,4 @@
-"""Ceilings beside real gains, and whether the goals are met."""
+"""Ceilings beside real gains, whether the goals are met, and the scoreboard, in the terminal."""
 
 from __future__ import annotations
 
@@ -77,3 +77,33 @@ def print_table(result: dict[str, Any]) -> None:
     if "aa" in result:
         aa = result["aa"]
         print(f"A/A: {aa['holding_one']} of {aa['runs']} intervals hold 1")
+
+
+def print_board(result: dict[str, Any]) -> None:
+    counts = ("right", "found", "exact", "first", "clean")
+    print(f"{'rule':30}" + "".join(f"{name:>8}" for name in counts) + "  ceiling / real gain")
+    for row in result["rules"]:
+        gains = "; ".join(
+            f"{gain['device']} {gain['ceiling'] or float('nan'):.2f} / {gain['real']:.2f}"
+            for gain in row["gains"]
+        )
+        cells = [f"{part}/{whole}" for part, whole in (row[key] for key in counts)]
+        print(f"{row['name']:30}" + "".join(f"{cell:>8}" for cell in cells) + f"  {gains}")
+    print(f"\n{result['scripts']} scripts, {result['cases']} cases")
+    for name, words in result["total"].items():
+        print(f"{name:13}{words}")
+    for device, kept in result["goals"].items():
+        print(f"{device}: {kept['with_ceiling']} ceilings in {kept['rows']} pairs")
+        print(f"  real gain above 1.1 x ceiling: {', '.join(kept['real_above_ceiling']) or 'none'}")
+        print(f"  real gain below ceiling / 2.5: {', '.join(kept['real_far_below_ceiling']) or 'none'}")
+    for case, faults in result["faults"].items():
+        print(f"{case}: {'; '.join(faults)}")
+    for case, first in result["not_first"].items():
+        print(f"{case}: said first: {first}")
+    for peers_there in result["peers"]:
+        print(f"\non {peers_there['device']}:")
+        for tool in peers_there["tools"]:
+            sums = ", ".join(f"{name} {tool[name].strip().split('  ')[0]}" for name in result["total"])
+            print(f"{tool['tool']}, {tool['scripts']} scripts: {tool.get('cannot') or sums}")
+    if result["not_run"]:
+        print(f"\nnot run: {', '.join(result['not_run'])}")
