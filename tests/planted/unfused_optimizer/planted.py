@@ -16,9 +16,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)  # guilty on cuda
 
 for step in range(20000):
     chosen = torch.randint(0, len(inputs), (8,), device=device)
-    loss = nn.functional.mse_loss(
-        model(inputs[chosen]), targets[chosen]
-    )  # also: launch-bound-step, largest on cuda
+    loss = nn.functional.mse_loss(model(inputs[chosen]), targets[chosen])  # also: launch-bound-step, largest on cuda  # fmt: skip
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
