@@ -17,6 +17,7 @@ from flatout.doctor.rules.loading.slow_samples import explains_samples
 from flatout.doctor.rules.loops.launch_bound_step import explains_launches
 from flatout.doctor.rules.waits.costly_block import explains
 from flatout.doctor.rules.waits.device_round_trip import explains_read
+from flatout.doctor.rules.waits.garbage_collector_pauses import explains_pauses
 from flatout.ground.codec import encode
 from flatout.ground.units import UNKNOWN
 from flatout.measure.evidence import Evidence
@@ -87,6 +88,7 @@ def _explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
         or explains_rows(finding, other)
         or explains_read(finding, other)
         or explains_launches(finding, other)
+        or explains_pauses(finding, other)
         or (finding.code in _explained_by(other.code) and _is_at(finding, other, evidence))
     )
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
-from flatout.doctor.rules.waits.garbage_collector_pauses import detect
+from dataclasses import replace
+
+from flatout.doctor.finding import Ceiling
+from flatout.doctor.rules.waits.garbage_collector_pauses import detect, explains_pauses
 from flatout.measure.evidence import Garbage
 
 
@@ -26,6 +29,14 @@ def test_rare_pauses_have_a_share_and_no_ceiling(made):
     (finding,) = detect(job(made, asked=False, num_paused=2))
     assert finding.place is None and finding.fix.startswith("freeze the collector")
     assert (finding.share, finding.ceiling) == (0.25, None) and finding.no_ceiling
+
+
+def test_what_was_measured_to_cost_as_much_comes_first(made):
+    (rare,) = detect(job(made, asked=False, num_paused=2))
+    (called,) = detect(job(made, num_paused=2))
+    other = replace(rare, code="FO108", ceiling=Ceiling(step_s=0.05, speedup=2.0))
+    assert explains_pauses(rare, other) and not explains_pauses(called, other)
+    assert not explains_pauses(rare, replace(other, ceiling=Ceiling(step_s=0.09, speedup=1.1)))
 
 
 def test_pauses_of_every_step_that_nobody_asked_for_need_proof(made):
