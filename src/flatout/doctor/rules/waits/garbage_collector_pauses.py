@@ -13,8 +13,8 @@ Evidence
 The collector announces each collection: together they hold at least 5 % of the time of ordinary steps. The
 ceiling is measured: steps without collections. Where the collector comes by itself in most steps, such steps
 must be faster. Pauses that come once in many steps are in some blocks of steps and not in others: their share
-is shown without a ceiling, where no other cause was measured to cost as much: what it takes away makes objects,
-too. Collections in a step that compiles are a part of what compiling costs.
+is shown without a ceiling, where no other cause was measured to cost as much: mending that one makes fewer
+objects, too. Collections in a step that compiles are a part of what compiling costs.
 
 Fix
 Remove calls of `gc.collect()` from the loop. Where the collector comes by itself, let it rest:
