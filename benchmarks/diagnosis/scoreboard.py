@@ -39,7 +39,7 @@ from run import (  # noqa: E402
     save,
     workers_of,
 )
-from score import Case, Mark, Score  # noqa: E402
+from score import Case, Score  # noqa: E402
 from table import print_board  # noqa: E402
 
 from flatout.doctor.examine import examine  # noqa: E402
@@ -181,7 +181,8 @@ def judge_peer(case: Case, said: Said, *, device: str, meanings: dict[str, tuple
             (inexact if lines else missed).append(where)
     spoken = dict.fromkeys(category for category, _line in said)
     right = [c for c in spoken if any(covers(c, rule) for mark in marks for rule in mark.rules)]
-    is_first = bool(spoken) and any(covers(next(iter(spoken)), mark.rules[0]) for mark in _largest(required))
+    wanted = [mark.rules[0] for mark in score.largest(marks)]
+    is_first = bool(spoken) and any(covers(next(iter(spoken)), rule) for rule in wanted)
     return Score(
         case=case,
         device=device,
@@ -192,11 +193,6 @@ def judge_peer(case: Case, said: Said, *, device: str, meanings: dict[str, tuple
         wrong=tuple(category for category in spoken if category not in (*right, *STATES)),
         first=None if is_first or not required else "another",
     )
-
-
-def _largest(required: Sequence[Mark]) -> Sequence[Mark]:
-    """The causes that may be said first."""
-    return [mark for mark in required if mark.largest] or required
 
 
 def peers_on(path: Path, judged: Sequence[Score]) -> dict[str, Any]:
@@ -255,10 +251,11 @@ def by_rule(judged: Sequence[Score], ceilings: Sequence[dict[str, Any]]) -> list
 
 def _count(one: Score, counts: dict[str, Counter[str]]) -> None:
     marks = score.marks(one.case.script.read_text(), rule=one.case.rule)
-    required = [mark for mark in marks if mark.required and mark.holds_on(one.device or "unknown")]
+    marks = [mark for mark in marks if mark.holds_on(one.device or "unknown")]
+    required = [mark for mark in marks if mark.required]
     for mark in required:
         counts[mark.rules[0]]["expected"] += 1
-    for name in {mark.rules[0] for mark in _largest(required)}:
+    for name in {mark.rules[0] for mark in score.largest(marks)}:
         counts[name]["largest"] += 1
         counts[name]["first"] += one.first is None
     for what in ("missed", "inexact", "wrong"):

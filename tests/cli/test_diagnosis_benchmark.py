@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import io
 import json
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,32 +264,47 @@ def test_a_gain_counts_while_its_scripts_are_the_same(load: Any, tmp_path: Path)
 
 
 def test_the_scoreboard_is_judged_from_what_lies_there(
-    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    load: Any, loader_case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One case was recorded on a GPU, one failed here and one has yet to run."""
     board = load("scoreboard")
+    clean = tmp_path / "loader_bound" / "clean.py"
+    clean.write_text("loader = 1\n")
+    on_gpu = dataclasses.replace(loader_case, recording=tmp_path / "planted_h200.json")
+    cases = [on_gpu, loader_case, dataclasses.replace(loader_case, script=clean)]
+    found = board.judge_peer(
+        on_gpu, [("L", 1), ("S", None)], device="cuda", meanings={"L": ("FO105",), "S": ("FO202",)}
+    )
     monkeypatch.setattr(board, "RESULTS", tmp_path / "none")
-    cases = [case for case in board.score.cases() if case.rule == "sync_in_step"]
-    (tmp_path / "errors.json").write_text(json.dumps({"sync_in_step/planted": "exit code 2"}))
-    asked = {"text": board._text_of("sync_in_step/planted"), "said": [["RESIDUAL_HEAVY", None]]}
-    peer = {"version": "0.5.0", "cases": {"sync_in_step/planted": asked}}
+    monkeypatch.setattr(board, "PLANTED", tmp_path)
+    monkeypatch.setattr(board.score, "run", lambda case: found)
+    monkeypatch.setattr(board, "load_evidence", lambda path: None)
+    said = [SimpleNamespace(name=name, also=()) for name in ("loader-bound", "sync-in-step")]
+    monkeypatch.setattr(board, "examine", lambda evidence: said)
+    (tmp_path / "errors.json").write_text(json.dumps({"loader_bound/planted": "exit code 2"}))
+    asked = {"text": board._text_of("loader_bound/planted"), "said": [["INPUT_BOUND", None]]}
+    peer = {"version": "0.5.0", "cases": {"loader_bound/planted": asked}}
     (tmp_path / "peers_h200.json").write_text(json.dumps({"TraceML": peer}))
     result, _ceilings = board.scoreboard(cases, tmp_path)
-    assert result["not_run"] == ["sync_in_step/clean"]
-    assert result["faults"]["sync_in_step/planted live"] == ["error exit code 2"]
-    (row,) = [row for row in result["rules"] if row["name"] == "sync-in-step"]
-    assert (row["found"], row["exact"], row["clean"]) == ([1, 1], [1, 1], [1, 1])
+    assert result["not_run"] == ["loader_bound/clean"]
+    assert result["faults"]["loader_bound/planted live"] == [
+        "missed loader-bound at line 1",
+        "error exit code 2",
+    ]
+    loader, sync = result["rules"]
+    assert (loader["right"], loader["found"], loader["exact"]) == ([1, 1], [1, 2], [1, 1])
+    assert (sync["right"], sync["found"], sync["exact"]) == ([1, 1], [1, 1], [0, 1])
     ((ours, theirs),) = [there["tools"] for there in result["peers"]]
-    assert theirs["recall"] == "100.0%  (1 of 1)"
+    assert theirs["recall"] == " 50.0%  (1 of 2)"
     assert theirs["exact line"] == "  0.0%  (0 of 1)"
-    assert ours["exact line"] == "100.0%  (1 of 1)"
+    assert ours["exact line"] == " 50.0%  (1 of 2)"
     folder = tmp_path / "results"
     folder.mkdir()
     (folder / "scoreboard-some-cpu_2030-01-01.json").write_text(json.dumps(result))
     page = (ROOT / "docs" / "scoreboard.md").read_text()
     shown = load("diagnosis_figures").with_tables(page, folder=folder)
     assert "| TraceML 0.5.0 | 1 |" in shown
-    assert "| FO202 sync-in-step | 1 of 1 | 1 of 1 | 1 of 1 | 0 of 1 | 1 of 1 | 0 |" in shown
-    assert "Not run: sync_in_step/clean." in shown
-    assert "- sync_in_step/planted live: error exit code 2" in shown
+    assert "| FO105 loader-bound | 1 of 1 | 1 of 2 | 1 of 1 | 1 of 2 | 0 of 0 | 0 |" in shown
+    assert "Not run: loader_bound/clean." in shown
+    assert "- loader_bound/planted live: missed loader-bound at line 1; error exit code 2" in shown
     assert "Not measured yet" not in shown

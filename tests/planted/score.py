@@ -208,11 +208,16 @@ def judge(case: Case, findings: Sequence[Finding], *, device: str) -> Score:
 
 def _said_first(held: Sequence[Mark], said: Sequence[tuple[str, int | None]]) -> str | None:
     """What was said first, where that is not the largest cause; None where there is nothing to find."""
-    required = {(mark.rules[0], mark.line) for mark in held if mark.required}
-    wanted = {(mark.rules[0], mark.line) for mark in held if mark.largest} or required
-    if not required or (said and said[0] in wanted):
+    wanted = {(mark.rules[0], mark.line) for mark in largest(held)}
+    if not wanted or (said and said[0] in wanted):
         return None
     return "nothing" if not said else f"{said[0][0]} at line {said[0][1]}"
+
+
+def largest(held: Sequence[Mark]) -> list[Mark]:
+    """The causes that may be said first; none where there is nothing to find."""
+    required = [mark for mark in held if mark.required]
+    return required and ([mark for mark in held if mark.largest] or required)
 
 
 def _line_in(script: Path, place: Place | None) -> int | None:
