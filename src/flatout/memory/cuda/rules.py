@@ -2,8 +2,9 @@
 
 What differs, and is put right here for the whole process:
 
-    autocast    CUDA casts other operations than the CPU, and to other dtypes; who asks whether it is on
-                (nn.TransformerEncoderLayer does, and then leaves its fast path) asks about CUDA
+    autocast    CUDA casts other operations than the CPU, and to other dtypes, each parameter once until
+                autocast ends; who asks whether it is on (nn.TransformerEncoderLayer does, and then leaves
+                its fast path) asks about CUDA
     softmax     CUDA reads half precision and writes float in one kernel; the CPU makes a float copy first
     dropout     CUDA keeps a mask of one byte per element; the CPU multiplies by a mask of floats
     attention   see `attention`, and `encoder_layer` for whole layers in evaluation
@@ -46,6 +47,7 @@ PROMOTE = {
 NOT_OVERRIDDEN = {"scaled_dot_product_attention", "_scaled_dot_product_flash_attention"}
 _installed: list[torch.library.Library] = []
 _without_data: list[None] = []
+_casts: dict[int, tuple[Tensor, Tensor]] = {}  # parameter by its identity, and what it was cast to
 
 
 def install(*, compute_capability: tuple[int, int] | None) -> None:
@@ -157,7 +159,7 @@ def _install_autocast(library: torch.library.Library) -> None:
 
 
 def _install_autocast_questions() -> None:
-    """Let the CPU's autocast stand for CUDA's when no device is named.
+    """Let the CPU's autocast stand for CUDA's when no device is named, and forget casts when it forgets.
 
     Questions that name CUDA are left alone: `torch.utils.checkpoint` would switch CUDA's own autocast on.
     """
@@ -165,6 +167,13 @@ def _install_autocast_questions() -> None:
     is_enabled, dtype_of = torch.is_autocast_enabled, torch.get_autocast_dtype
     questions.is_autocast_enabled = lambda device_type="cpu": is_enabled(device_type)
     questions.get_autocast_gpu_dtype = lambda: dtype_of("cpu")
+    forget = torch.clear_autocast_cache
+
+    def forget_casts() -> None:
+        _casts.clear()
+        forget()
+
+    questions.clear_autocast_cache = forget_casts
 
 
 def _cast_kernel(short: str) -> Callable[..., Any]:
@@ -201,10 +210,20 @@ def _dtype_for(short: str, values: tuple[Any, ...]) -> torch.dtype:
 def _cast_all(value: Any, to: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         fits = value.dtype in (torch.float32, *HALF) and value.dtype is not to
-        return value.to(to) if fits else value
+        return _cast_once(value, to) if fits else value
     if isinstance(value, (list, tuple)) and any(isinstance(each, Tensor) for each in value):
         return type(value)(_cast_all(each, to) for each in value)
     return tuple(_cast_all(each, to) for each in value) if isinstance(value, tuple) else value
+
+
+def _cast_once(value: Tensor, to: torch.dtype) -> Tensor:
+    """Cast a tensor; a parameter that goes to autocast's own dtype once for all its uses."""
+    lasts = value.dtype is torch.float32 and value.requires_grad and value.is_leaf and value._base is None
+    if not lasts or to is torch.float32 or not torch.is_autocast_cache_enabled():
+        return value.to(to)
+    if id(value) not in _casts:
+        _casts[id(value)] = (value, value.to(to))
+    return _casts[id(value)][1]
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Tensor:

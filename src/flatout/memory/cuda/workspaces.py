@@ -2,6 +2,7 @@
 
     reductions     partial sums, when few outputs are summed over many rows (the gradient of a bias)
     embeddings     the gradient of a table is summed in pieces after sorting the indices
+    indices        what is added at places of a tensor (the gradient of `x[rows, columns]`) is sorted by them
     softmax        its backward multiplies gradient and result first; rows that are masked wholly are sought;
                    what does not lie in rows is copied
     transforms     from complex to real numbers overwrite what they read, so they read a copy
@@ -84,6 +85,7 @@ class Workspaces:
             aten.native_batch_norm_backward.default: norms.batch_norm_backward_copy,
             aten._euclidean_dist.default: _distances,
             aten.roll.default: _roll,
+            aten.index_put.default: _index_put,
             aten.upsample_bilinear2d_backward.default: _copy_in_one_piece,
             aten.convolution_backward.default: convolutions.before_backward,
         }
@@ -177,6 +179,19 @@ def _embedding(args: Any, kwargs: Any) -> tuple[Group, ...]:
     count = indices.numel()
     order = Formula("sorted indices", (count,))
     return ((order, order, order, Formula("pieces of a table", (count, num_rows, gradient.shape[-1]))),)
+
+
+def _index_put(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """Adding at indices: one linear index from all of them, sorted with the places it came from."""
+    indices = [each for each in args[1] if each is not None]
+    adds = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    if not adds or any(each.dtype in (torch.bool, torch.uint8) for each in indices):
+        return ()
+    one = 8 * math.prod(torch.broadcast_shapes(*(each.shape for each in indices)))
+    linear = [(one,) * min(2 + number, 3) for number in range(len(indices))]  # remainder, product, sum so far
+    # the linear index, sorted, its places before and after, and what a radix sort writes between its passes
+    sorting = (one, one, one, one, 2 * one)
+    return (*linear, sum(_in_one_piece(args[2]), sorting))
 
 
 def _softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:

@@ -153,14 +153,14 @@ class Tracer(TorchDispatchMode):
             component = "autocast copies"
         elif "attention" in name:
             self.attention[name.removeprefix("aten.").partition(".")[0]] += 1
-        if func in IN_PLACE and (self._by_autograd() or attention.adds_in_place()):
-            self._note_sum(func, args, out)
         before = self.workspaces.before(func, args, kwargs)
         after = list(self.workspaces.of(func, args, kwargs))
         kept_bytes = self.workspaces.kept_bytes(func, args, kwargs)
         for group in before[:-1]:
             self._hold(group, name)
         copies = [self._workspace(block, f"workspace of {name}") for group in before[-1:] for block in group]
+        if func in IN_PLACE and (self._by_autograd() or attention.adds_in_place()):
+            self._note_sum(func, args, out)
         for leaf in tree_iter(list(reversed(out)) if func is DROPOUT else out):  # the mask comes first
             if isinstance(leaf, Tensor):
                 number = self.track(leaf, name, component)

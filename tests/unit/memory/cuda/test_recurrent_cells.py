@@ -30,6 +30,19 @@ def test_a_cell_is_two_products_and_one_kernel(
     assert not made.sizes_of("aten.sigmoid")
 
 
+def steps_under_autocast(count: int) -> None:
+    cell, state = nn.GRUCell(WIDTH, WIDTH), torch.ones(ROWS, WIDTH)
+    for _ in range(2):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for _ in range(count):
+                state = cell(torch.ones(ROWS, WIDTH), state)
+
+
+def test_the_weights_of_a_cell_are_cast_once_until_autocast_ends() -> None:
+    made = under_rules(steps_under_autocast, 3)
+    assert made.sizes_of("_to_copy").count(3 * WIDTH * WIDTH * 2) == 2 * 2  # two weights, cast anew
+
+
 @pytest.mark.parametrize("name", ["input_gates", "hidden_gates", "result1", "result2"])
 def test_autograd_keeps_both_products_and_the_workspace(name: str) -> None:
     def gates(*shape: int) -> Tensor:

@@ -37,6 +37,21 @@ def test_the_gradient_of_a_table_sorts_its_indices() -> None:
     assert pieces.num_bytes == 103_827_456
 
 
+def test_adding_at_indices_sorts_them() -> None:
+    table, rows, columns = meta(64, 32, 2), meta(10, 1, dtype=torch.long), meta(1, 7, dtype=torch.long)
+    one = 8 * 70
+    before = Workspaces().before
+    args = (table, [rows, columns], meta(10, 7, 2), True)
+    assert before(aten.index_put.default, args, {}) == (
+        (one, one),
+        (one, one, one),
+        (one, one, one, one, 2 * one),
+    )
+    turned = meta(2, 7, 10).permute(2, 1, 0)  # is copied first, and the copy is held
+    assert before(aten.index_put.default, (*args[:2], turned, True), {})[-1][-1] == 2 * 2 * 70
+    assert before(aten.index_put.default, args[:3], {}) == ()  # values are written, not added
+
+
 def test_the_backward_of_softmax_holds_a_product() -> None:
     x = meta(4, 8, 16)
     assert Workspaces().of(aten._softmax_backward_data.default, (x, x, -1, x.dtype), {}) == (
