@@ -80,30 +80,38 @@ class Job:
 
 
 def compare(slow: Job, fast: Job, *, turns: int = 6, turn_s: float = 0.6) -> Gain:
-    """Alternate turns of both; the first of each warms up.
+    """Alternate turns of both; the first of each warms up."""
+    slow.wait_ready()
+    fast.wait_ready()
+    found = take_turns((slow, fast), turns=turns, turn_s=turn_s)
+    slow.end()
+    fast.end()
+    return gain_between([slow_s for slow_s, _ in found], [fast_s for _, fast_s in found])
+
+
+def take_turns(jobs: Sequence[Job], *, turns: int, turn_s: float) -> list[tuple[float, ...]]:
+    """The seconds per step of each job, turn by turn.
 
     A turn's figure is its seconds per step, so that a loader's bursts, an epoch's start and an evaluation
     count as they do in the job.
     """
-    slow.wait_ready()
-    fast.wait_ready()
-    ratios, seconds = [], []
-    for number in range(turns + 1):
-        pair = [job.turn(turn_s) for job in (slow, fast)]
-        slow_s, fast_s = (turn["seconds"] / turn["steps"] for turn in pair)
-        if number:
-            seconds.append((slow_s, fast_s))
-            ratios.append(slow_s / fast_s)
-    slow.end()
-    fast.end()
+    found = []
+    for _ in range(turns + 1):
+        answers = [job.turn(turn_s) for job in jobs]
+        found.append(tuple(turn["seconds"] / turn["steps"] for turn in answers))
+    return found[1:]
+
+
+def gain_between(slow: Sequence[float], fast: Sequence[float]) -> Gain:
+    """The median ratio of turns, with its 95 % bootstrap interval."""
+    ratios = np.array(slow) / np.array(fast)
     random = np.random.default_rng(0)
-    medians = np.median(random.choice(np.array(ratios), size=(4000, len(ratios))), axis=1)
-    low, high = np.percentile(medians, [2.5, 97.5])
+    low, high = np.percentile(np.median(random.choice(ratios, size=(4000, len(ratios))), axis=1), [2.5, 97.5])
     return Gain(
-        slow_s=statistics.median(pair[0] for pair in seconds),
-        fast_s=statistics.median(pair[1] for pair in seconds),
-        gain=statistics.median(ratios),
+        slow_s=statistics.median(slow),
+        fast_s=statistics.median(fast),
+        gain=float(np.median(ratios)),
         low=float(low),
         high=float(high),
-        num_turns=turns,
+        num_turns=len(ratios),
     )

@@ -1,12 +1,17 @@
 """What tuning gains on scripts as a beginner writes them, beside torch.compile and bf16 by hand.
 
     python benchmarks/tuning/beginners.py [--only NAME] [--size small|full] [--seconds S] [--save FILE]
+    python benchmarks/tuning/beginners.py --turns-only
 
 Scripts: a convnet with augmentation, a language model, a fine-tuned classifier (all three in `beginners/`),
 and examples/darkroom with patches.  Each is diagnosed once, tuned with lossy treatments allowed and tuned
-without them, for at most S seconds together; then the script and its form by hand take turns.  Beside the
-verdicts stands a peer's rule on the same trials: the first run with a treatment against the one before it,
-kept if it is faster.  FILE gets each script as it is done, beside those that it holds already.
+without them, for at most S seconds together.  Then the script, its form by hand and the script under what was
+kept take turns.  Beside the verdicts stands a peer's rule on the same trials: the first run with a treatment
+against the one before it, kept if it is faster.  FILE gets each script as it is done, beside those that it
+holds already.
+
+`--turns-only` tunes nothing: the turns of scripts under all treatments that suit them say what a tuning could
+gain, in a minute or two each, and prove no numbers.
 """
 
 from __future__ import annotations
@@ -29,11 +34,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "diagnosis")]
-from twins import Job, compare  # noqa: E402
+from twins import Job, gain_between, take_turns  # noqa: E402
 
 import flatout  # noqa: E402
 from flatout import api  # noqa: E402
 from flatout.measure.evidence import Evidence  # noqa: E402
+from flatout.tuner.results.prescription import Kept, Prescription, save_prescription  # noqa: E402
+from flatout.tuner.treatment import Dose, read_dose  # noqa: E402
 from flatout.tuner.trial.meter import TrialResult  # noqa: E402
 from flatout.tuner.tune import Tuner, Tuning  # noqa: E402
 from flatout.tuner.verdict import Gain  # noqa: E402
@@ -42,8 +49,18 @@ GOALS = {"convnet": 3.0, "gpt": 6.0, "finetune": 4.0, "darkroom": 40.0}  # on an
 FOLDERS = {
     name: ROOT / "examples" / "darkroom" if name == "darkroom" else HERE / "beginners" for name in GOALS
 }
-DIAGNOSIS = 0.15  # of the seconds
-LOSSY = 0.6  # of those after it
+MOST_DIAGNOSIS_S = 25.0
+FORMS = ("lossy", "exact")  # lossy treatments allowed, and not
+LOSSY = 0.6  # of the seconds after it
+TURNS, TURN_S = 4, 2.0  # long ones: a loader that fetches ahead has a start in each
+LOADER = ("loader-workers={cores}", "pinned-memory")
+STEP = ("fused-optimizer", "compile=default")
+SUITABLE = {
+    "convnet": (*LOADER, "channels-last", "cudnn-benchmark", *STEP),
+    "gpt": STEP,
+    "finetune": (*LOADER, *STEP),
+}
+SUITABLE_LOSSY = ("matmul-precision=high", "autocast=bfloat16")
 
 Item = dict[str, Any]
 
@@ -68,35 +85,46 @@ class Shared:
         self._first.append((key, results))
 
 
-def tune_both(name: str, *, size: str, seconds: float, say: Callable[[str], None]) -> Item:
-    """Diagnose a script, tune it with and without lossy treatments, and time it by hand."""
+def examine(name: str, *, size: str, seconds: float | None, say: Callable[[str], None]) -> Item:
+    """Tune a script where there is time for it, then let its forms take turns."""
     began_s = time.monotonic()
     with copy_of(name) as script:
         command = [script.name, "--size", size, "--steps", "100000"]
-        found = api.diagnose_script(
-            command, seconds=DIAGNOSIS * seconds, script_stdout_to_stderr=True, on_progress=say
-        )
-        item: Item = {"step_s": found.evidence.step_s, "findings": [each.name for each in found.findings]}
-        shared, until_s = Shared(), began_s + seconds
-        for arm, allow_lossy, share in (("lossy", True, LOSSY), ("exact", False, 1.0)):
-            shared.begin_again()
-            left_s = share * (until_s - time.monotonic())
-            try:
-                item[arm] = tune(
-                    found.evidence,
-                    command,
-                    allow_lossy=allow_lossy,
-                    patch=name == "darkroom",
-                    within_s=left_s,
-                    shared=shared,
-                    say=lambda text, arm=arm: say(f"{arm}: {text}"),  # type: ignore[misc]
-                )
-            except Exception as error:  # noqa: BLE001 - the other arm is still of use
-                item[arm] = {"error": f"{type(error).__name__}: {error}"}
-        if name != "darkroom":
-            say("by hand")
-            item["by_hand"] = by_hand(script, command[1:])
+        item = {} if seconds is None else tune_both(name, command, seconds=seconds, say=say)
+        if name in SUITABLE:
+            say("turns")
+            if seconds is None:
+                texts = [each.format(cores=os.cpu_count()) for each in SUITABLE[name]]
+                item = {"lossy": {"kept": [*texts, *SUITABLE_LOSSY]}, "exact": {"kept": texts}}
+            forms = {arm: each["kept"] for arm, each in item.items() if arm in FORMS and "kept" in each}
+            item["turns"] = turns_of(script, command[1:], forms)
     return {**item, "took_s": time.monotonic() - began_s, "size": size, "seconds": seconds}
+
+
+def tune_both(name: str, command: list[str], *, seconds: float, say: Callable[[str], None]) -> Item:
+    """Diagnose a script, and tune it with and without lossy treatments."""
+    began_s = time.monotonic()
+    found = api.diagnose_script(
+        command, seconds=min(MOST_DIAGNOSIS_S, seconds / 6), script_stdout_to_stderr=True, on_progress=say
+    )
+    item: Item = {"step_s": found.evidence.step_s, "findings": [each.name for each in found.findings]}
+    shared, until_s = Shared(), began_s + seconds
+    for arm, allow_lossy, share in (("lossy", True, LOSSY), ("exact", False, 1.0)):
+        shared.begin_again()
+        left_s = share * (until_s - time.monotonic())
+        try:
+            item[arm] = tune(
+                found.evidence,
+                command,
+                allow_lossy=allow_lossy,
+                patch=name == "darkroom",
+                within_s=left_s,
+                shared=shared,
+                say=lambda text, arm=arm: say(f"{arm}: {text}"),  # type: ignore[misc]
+            )
+        except Exception as error:  # noqa: BLE001 - the other arm is still of use
+            item[arm] = {"error": f"{type(error).__name__}: {error}"}
+    return item
 
 
 def tune(
@@ -123,7 +151,8 @@ def tune(
     done = tuner.run()
     return {
         "gain": gain_of(done.total),
-        "kept": [str(each) for each in done.tried if each.answer == "kept"],
+        "kept": [text_of(each) for each in done.prescription.doses()],
+        "kept_patches": [str(each) for each in done.prescription.patch_doses()],
         "tried": {
             str(each): {"answer": each.answer, "reason": each.reason, "gain": gain_of(each.gain)}
             for each in done.tried
@@ -155,16 +184,35 @@ def gain_of(gain: Gain | None) -> Item | None:
     return None if gain is None else {"ratio": gain.ratio, "low": gain.low, "high": gain.high}
 
 
-def by_hand(script: Path, arguments: list[str]) -> Item:
-    jobs = Job(script, arguments), Job(script, [*arguments, "--by-hand"])
+def text_of(dose: Dose) -> str:
+    return dose.name if dose.value is True else f"{dose.name}={dose.value}"
+
+
+def turns_of(script: Path, arguments: list[str], forms: dict[str, list[str]]) -> Item:
+    """The script by hand and under treatments, each against the script as it is."""
+    jobs = {"plain": Job(script, arguments), "by hand": Job(script, [*arguments, "--by-hand"])}
+    for arm, texts in forms.items():
+        path = script.with_name(f"{arm}.toml")
+        kept = [Kept(name=dose.name, value=dose.value) for dose in map(read_dose, texts)]
+        save_prescription(Prescription(treatments=tuple(kept)), path)
+        jobs[arm] = Job(script, arguments, launcher=("-m", "flatout", "run", "--with", str(path)))
+    found: Item = {}
     try:
-        found = compare(*jobs)
-        return {"ratio": found.gain, "low": found.low, "high": found.high}
-    except RuntimeError as error:
-        return {"error": str(error)}
+        for arm, job in list(jobs.items()):
+            try:
+                job.wait_ready()
+            except RuntimeError as error:
+                found[arm] = {"error": str(error)}
+                del jobs[arm]
+        turns = take_turns(list(jobs.values()), turns=TURNS, turn_s=TURN_S)
+        seconds = dict(zip(jobs, zip(*turns, strict=True), strict=True))
+        for arm in jobs:
+            gain = gain_between(seconds["plain"], seconds[arm])
+            found[arm] = {"ratio": gain.gain, "low": gain.low, "high": gain.high, "step_s": gain.fast_s}
     finally:
-        for job in jobs:
+        for job in jobs.values():
             job.end()
+    return found
 
 
 @contextmanager
@@ -181,15 +229,17 @@ def copy_of(name: str) -> Iterator[Path]:
 
 
 def show(items: dict[str, Item]) -> None:
-    print(f"{'script':10}{'goal':>6}  {'lossy allowed':24}{'without':24}{'by hand':24}kept")
     for name, item in items.items():
-        if "error" in item:
-            print(f"{name:10}{item['error']}")
-            continue
-        lossy, exact = item["lossy"], item["exact"]
-        figures = [lossy.get("gain"), exact.get("gain"), item.get("by_hand")]
-        words = "".join(f"{show_gain(each):24}" for each in figures)
-        print(f"{name:10}{GOALS[name]:>5g}x  {words}{', '.join(lossy.get('kept', ())) or 'nothing'}")
+        print(f"{name}, goal {GOALS[name]:g}x" + (f": {item['error']}" if "error" in item else ""))
+        for arm in FORMS:
+            if item.get("seconds") is not None and arm in item:
+                found = item[arm]
+                kept = ", ".join([*found.get("kept", ()), *found.get("kept_patches", ())])
+                print(f"  tuned, {arm:12}{show_gain(found.get('gain')):22} {kept or found.get('error', '')}")
+                not_proven = found.get("peer", {}).get("of_these_not_proven")
+                print(f"    kept by one run after another, not proven: {not_proven}")
+        for arm, gain in item.get("turns", {}).items():
+            print(f"  turns, {arm:12}{show_gain(gain)}")
 
 
 def show_gain(gain: Item | None) -> str:
@@ -205,6 +255,7 @@ def main() -> None:
     parser.add_argument("--only", action="append", default=[], choices=GOALS, help="repeatable")
     parser.add_argument("--size", choices=("small", "full"), default="full")
     parser.add_argument("--seconds", type=float, default=300.0, help="for each script (default: 300)")
+    parser.add_argument("--turns-only", action="store_true", help="tune nothing, and prove nothing")
     parser.add_argument("--save", type=Path, metavar="FILE", help="where to write or add the figures")
     options = parser.parse_args()
     known = options.save is not None and options.save.exists()
@@ -217,7 +268,8 @@ def main() -> None:
             print(f"{time.monotonic() - began_s:6.1f} s  {name}: {text}", file=sys.stderr, flush=True)
 
         try:
-            items[name] = tune_both(name, size=options.size, seconds=options.seconds, say=say)
+            seconds = None if options.turns_only else options.seconds
+            items[name] = examine(name, size=options.size, seconds=seconds, say=say)
         except Exception as error:  # noqa: BLE001 - one script that fails does not cost the others
             items[name] = {"error": f"{type(error).__name__}: {error}"}
         result = {"benchmark": "beginners", **machine(), "items": items}

@@ -17,6 +17,7 @@ from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trials import Trials
 
 SEEDS = 8
+NUDGED = {"nudge": True}
 FIXED = "fixed_samples"
 COMPILES = ("compile",)  # treatments whose code draws random numbers of its own
 
@@ -54,7 +55,7 @@ class Numbers:
         self._is_half = is_half or any(each in verdict.HALF for each in self.plain.formats)
         self._lossy: tuple[Dose, ...] = ()  # of those that were kept
         self._others = list(runs[1:])
-        self._nudge()
+        self._keep_nudged(trials.run([], **NUDGED))
         self._first: dict[str, tuple[Path, TrialResult]] = {}
         self._bases: dict[tuple[Dose, ...], TrialResult] = {}
 
@@ -159,13 +160,13 @@ class Numbers:
     def _refer_again(self) -> None:
         self._first, self._bases = {}, {}
         again = (self._lossy, self.changes_for(self._lossy))
-        self.plain, *self._others = self.trials.run_all([again, again])
+        self.plain, other, nudged = self.trials.run_all([again, again, (self._lossy, NUDGED)])
+        self._others = [other]
         self.reproducible = verdict.is_reproducible(self.plain, self._others[0])
         self.begins_alike = verdict.repeats_first_step(self.plain, self._others[0])
-        self._nudge()
+        self._keep_nudged(nudged)
 
-    def _nudge(self) -> None:
-        nudged = self.trials.run(self._lossy, nudge=True)
+    def _keep_nudged(self, nudged: TrialResult) -> None:
         self.nudged = [run for run in (*self._others, nudged) if verdict.failure(run) is None]
 
     def _compare_with_64_bits(self, doses: Sequence[Dose]) -> str | None:

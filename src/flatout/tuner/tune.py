@@ -42,7 +42,7 @@ BLOCK_S, MOST_BLOCK_STEPS = 0.4, 50
 FEWEST_WARMUP = 8
 LONG_STEP_S = 2.0  # from here on few steps are enough: a step is worth a block of short ones
 BLOCKS_PER_ROUND = 1.6  # of an arm's block: half a block of the baseline, and some that are longer
-LEAST_LIMIT_S, HANGS = 60.0, 4.0
+LEAST_LIMIT_S, HANGS = 180.0, 4.0  # a large model takes a minute or two to compile
 MOST_SOURCE = 4 << 20
 USABLE, PEAK_FACTOR, CONTEXT_BYTES, CORES_EACH = 0.85, 1.25, 1 << 30, 2  # of trials beside each other
 

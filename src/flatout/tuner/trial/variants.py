@@ -71,9 +71,18 @@ def fix_samples(torch: Any, patches: Patches) -> None:
 
 
 def nudge(torch: Any, parameter: Any) -> None:
-    """Move every second element by one unit in the last place."""
+    """Move every second element by one unit in the last place of what it is multiplied in.
+
+    Under autocast that is a 16-bit format.  Half of such a unit up and down is what rounding to it does.
+    """
+    kind = parameter.device.type
     moved = parameter.detach().clone().view(-1)
-    moved[::2] = torch.nextafter(moved[::2], moved[::2] * 2)
+    if torch.is_autocast_enabled(kind) and parameter.dtype == torch.float32:
+        by = torch.finfo(torch.get_autocast_dtype(kind)).eps / 4
+        moved[::2] *= 1 + by
+        moved[1::2] *= 1 - by
+    else:
+        moved[::2] = torch.nextafter(moved[::2], moved[::2] * 2)
     parameter.copy_(moved.view_as(parameter))
 
 

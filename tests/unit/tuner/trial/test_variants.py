@@ -69,6 +69,15 @@ def test_a_script_that_sets_no_seed_begins_alike_all_the_same(patches: Patches) 
     assert len(drawn) == 2
 
 
+def test_a_nudge_under_autocast_is_as_large_as_its_rounding() -> None:
+    weights = torch.randn(4096)
+    moved = weights.clone()
+    with torch.autocast("cpu", torch.bfloat16):
+        variants.nudge(torch, moved)
+    share = (moved.bfloat16() != weights.bfloat16()).float().mean()
+    assert 0.2 < share < 0.6 and ((moved - weights).abs() <= 2**-8 * weights.abs()).all()
+
+
 def test_a_nudge_is_the_last_bit() -> None:
     weights = nn.Parameter(torch.tensor([[1.0, 1.0], [-2.0, 0.5]]))
     before = weights.detach().clone()
