@@ -146,7 +146,7 @@ def _run_adapters(given: dict[str, Any], phases: Phases) -> None:
     phases.wrap(features, "_compute", "features")
     verbs.TRAIN["phase2"] = _within(phases, "router", verbs.TRAIN["phase2"])
     phases.wrap(verbs, "_train_phases", ROOT)
-    verbs.train(given)
+    verbs.adapt(given)
 
 
 def _within(phases: Phases, name: str, work: Callable[..., None]) -> Callable[..., None]:

@@ -36,7 +36,7 @@ def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    verbs.train(tiny_settings(model, out))
+    verbs.adapt(tiny_settings(model, out))
     torch.set_num_threads(threads)
     return out
 
@@ -84,11 +84,15 @@ def test_an_interrupt_ends_with_one_line_and_a_checkpoint_and_a_kill_with_the_la
     process = started(config, "--resume")
     wait_for_line(process, "phase3 2/4")
     os.kill(process.pid, signal.SIGSTOP)
-    assert verbs.status(out).phases[2].state == "going on"
+    assert verbs.adapt_status(out).phases[2].state == "going on"
     process.kill()
     process.communicate()
     assert process.returncode == -signal.SIGKILL
-    assert [phase.state for phase in verbs.status(out).phases] == ["finished", "finished", "interrupted"]
+    assert [phase.state for phase in verbs.adapt_status(out).phases] == [
+        "finished",
+        "finished",
+        "interrupted",
+    ]
     done = started(out, "--resume", "--json")
     stdout, stderr = done.communicate()
     assert done.returncode == 0, stderr

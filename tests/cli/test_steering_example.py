@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from flatout.engines.steering.settings import make_settings, read_settings
-from flatout.engines.steering.verbs import search
+from flatout.engines.steering.verbs import steer
 from tests.support.warm_python import warm
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "steering"
@@ -26,7 +26,7 @@ def test_the_tiny_model_runs_its_config(tmp_path: Path) -> None:
         "out": str(tmp_path / "run"),
         "trials": 16,
     }
-    record = search({**given, **moved}).record
+    record = steer({**given, **moved}).record
     assert record is not None and record.retest is not None
     assert record.retest.difference.low > 0
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 from flatout.engines.evolution.training.records import read_log
 from flatout.engines.evolution.training.trainer import evolve
-from flatout.engines.evolution.verify import verify
+from flatout.engines.evolution.verify import verify_evolution
 from flatout.multiplex.decode import generator
 from tests.support.evolution import tiny_settings
 from tests.support.multiplex import FUSIBLE, SIZES, tiny_model
@@ -28,7 +28,7 @@ def settings(folder: Path, *, family: str = "llama", **changes: Any) -> dict[str
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "gemma"])
 def test_every_optimisation_holds(family: str, dtype: str, tmp_path: Path) -> None:
-    found = verify({**settings(tmp_path, family=family, rank=2), "dtype": dtype})
+    found = verify_evolution({**settings(tmp_path, family=family, rank=2), "dtype": dtype})
     assert found.holds, found
     steps = {check.name for check in found.checks if check.name.startswith("steps")}
     wanted = {"steps: compiled", "steps: graph", "steps: fused"}

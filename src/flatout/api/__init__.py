@@ -6,7 +6,6 @@ one function of a room is that function.  Names are imported on first use.
 diagnosis  diagnose a script, a loop or saved Evidence
 tuning     make a script faster by proven changes, and compare two versions of it
 plans      read this machine, predict the memory of a job, and fit it to a GPU
-engines    train by evolution, train adapters, and search steering vectors
 runs       watch jobs, and list, report and compare the runs of every verb
 """
 
@@ -21,19 +20,6 @@ if TYPE_CHECKING:
     from flatout.api.diagnosis import diagnose_evidence as diagnose_evidence
     from flatout.api.diagnosis import diagnose_script as diagnose_script
     from flatout.api.diagnosis import write_diagnosis as write_diagnosis
-    from flatout.api.engines import adapt as adapt
-    from flatout.api.engines import adapt_evaluate as adapt_evaluate
-    from flatout.api.engines import adapt_export as adapt_export
-    from flatout.api.engines import adapt_predict as adapt_predict
-    from flatout.api.engines import adapt_status as adapt_status
-    from flatout.api.engines import evolve as evolve
-    from flatout.api.engines import steer as steer
-    from flatout.api.engines import steer_apply as steer_apply
-    from flatout.api.engines import steer_convert as steer_convert
-    from flatout.api.engines import steer_extract as steer_extract
-    from flatout.api.engines import steer_fit as steer_fit
-    from flatout.api.engines import steer_report as steer_report
-    from flatout.api.engines import verify_evolution as verify_evolution
     from flatout.api.plans import fit as fit
     from flatout.api.plans import plan as plan
     from flatout.api.plans import read_machine as read_machine
@@ -55,7 +41,20 @@ if TYPE_CHECKING:
     from flatout.api.tuning import tune_script as tune_script
     from flatout.api.tuning import undo_patches as undo_patches
     from flatout.api.tuning import write_tuning as write_tuning
+    from flatout.engines.adapters.verbs import adapt as adapt
+    from flatout.engines.adapters.verbs import adapt_evaluate as adapt_evaluate
+    from flatout.engines.adapters.verbs import adapt_export as adapt_export
+    from flatout.engines.adapters.verbs import adapt_predict as adapt_predict
+    from flatout.engines.adapters.verbs import adapt_status as adapt_status
+    from flatout.engines.evolution.training.trainer import evolve as evolve
+    from flatout.engines.evolution.verify import verify_evolution as verify_evolution
     from flatout.engines.run.fetch_model import fetch_model as fetch_model
+    from flatout.engines.steering.verbs import steer as steer
+    from flatout.engines.steering.verbs import steer_apply as steer_apply
+    from flatout.engines.steering.verbs import steer_convert as steer_convert
+    from flatout.engines.steering.verbs import steer_extract as steer_extract
+    from flatout.engines.steering.verbs import steer_fit as steer_fit
+    from flatout.engines.steering.verbs import steer_report as steer_report
     from flatout.hardware.matching import all_datasheets as all_datasheets
     from flatout.hardware.simulated import simulated_device as simulated_device
     from flatout.planner.plan import apply_config as apply_config

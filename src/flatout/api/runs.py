@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from flatout.api.engines import steer_report
 from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
@@ -191,6 +190,8 @@ def report_run(
 
 def _report_engine(folder: Path, kind: str, *, html: Path | None, png: Path | None) -> None:
     if kind == "steer":
+        from flatout.engines.steering.verbs import steer_report
+
         steer_report(folder, html=html, png=png)
     elif kind == "evolve":
         from flatout.engines.evolution.report import write_report

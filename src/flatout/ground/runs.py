@@ -342,6 +342,11 @@ def find_run(wanted: str, root: Path | None = None) -> Path:
     raise BadInput(f"{wanted!r} {problem} of {root or runs_folder()}", hint=f"there are: {known}")
 
 
+def folder_of_run(run: str | Path) -> Path:
+    """Find the folder, or a file, of a run that is named by its path, its name, or a part of it."""
+    return Path(run) if Path(run).exists() else find_run(str(run))
+
+
 def process_started_s(pid: int) -> float | None:
     try:
         return psutil.Process(pid).create_time()

@@ -1,4 +1,4 @@
-"""What `flatout adapt` does: train, status, evaluate, predict, export, report."""
+"""What `flatout adapt` does: train, status, evaluate, predict, export."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flatout.engines.adapters.report.charts import plot_report
 from flatout.engines.adapters.report.page import page as report_page
 from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.run_folder import AdaptStatus
-from flatout.engines.adapters.settings import VERB, AdaptSettings, make_settings
+from flatout.engines.adapters.settings import VERB, AdaptSettings, make_settings, read_settings
 from flatout.engines.adapters.tasks.known import naming_task_files
 from flatout.engines.adapters.training.checkpoint import PHASES, PhaseCheckpoint
 from flatout.engines.adapters.training.live_line import LiveLine
@@ -36,11 +36,12 @@ from flatout.engines.run.folder import OnProgress, Outcome, choose_folder, find_
 from flatout.engines.run.log import RunLog, log_path, read_log
 from flatout.engines.run.meeting import Meeting
 from flatout.engines.run.ranks import Ranks, choose_device
-from flatout.engines.run.settings import save_settings
+from flatout.engines.run.settings import given_settings, save_settings
 from flatout.ground.codec import encode
 from flatout.ground.documents import read_document, write_document
 from flatout.ground.errors import BadInput, MissingExtra
 from flatout.ground.interrupts import Interrupts
+from flatout.ground.runs import folder_of_run
 from flatout.hardware.host import read_host
 from flatout.page.document import write_page
 
@@ -63,58 +64,60 @@ class AdaptOutcome(Outcome):
     sent_bytes: dict[str, int] = field(default_factory=dict)  # to other processes, by the first one, by what
 
 
-def train(
-    given: Mapping[str, Any],
+def adapt(
+    settings: Mapping[str, Any] | Path,
     *,
+    changes: Mapping[str, Any] | None = None,
     phases: tuple[str, ...] = PHASES,
     resume: bool = False,
     heads_only: bool = False,
     on_line: OnProgress = ignore,
     on_progress: OnProgress = ignore,
 ) -> AdaptOutcome:
-    """Train some phases of the settings that are `given`, as one of the launcher's processes.
+    """Train adapters for several tasks and the router among them, as one of the launcher's processes.
 
+    `settings` are keys and values, a YAML file or the folder of a run; `changes` win over them.
     A process that torchrun started again after a crash resumes, whether it was asked to or not.
     """
-    settings = make_settings(given)
+    chosen = make_settings(given_settings(settings, changes, read=read_settings))
     meeting = Meeting.join()
-    name = Path(settings.model).name
+    name = Path(chosen.model).name
     out, resume = meeting.begin(
         # Heads alone go into the run's folder.
-        lambda again: choose_folder(settings.out, kind=VERB, name=name, resume=again or heads_only),
-        begun=lambda: None if heads_only else find_begun(settings.out, kind=VERB),
+        lambda again: choose_folder(chosen.out, kind=VERB, name=name, resume=again or heads_only),
+        begun=lambda: None if heads_only else find_begun(chosen.out, kind=VERB),
         resume=resume,
     )
-    with Ranks.join(settings.device, meeting=meeting) as ranks:
+    with Ranks.join(chosen.device, meeting=meeting) as ranks:
         if not ranks.first:
             on_line = on_progress = ignore
-        settings = dataclasses.replace(settings, out=str(out))
-        if heads_only and not settings.heads_only:
-            settings = run_folder.without_adapters(settings)
-        if settings.heads_only:
+        chosen = dataclasses.replace(chosen, out=str(out))
+        if heads_only and not chosen.heads_only:
+            chosen = run_folder.without_adapters(chosen)
+        if chosen.heads_only:
             phases = ("phase1",)
         with naming_task_files():
-            settings, splits = fill_settings(
-                settings, saved=run_folder.saved_settings(settings.folder) if resume else None
+            chosen, splits = fill_settings(
+                chosen, saved=run_folder.saved_settings(chosen.folder) if resume else None
             )
-        waiting, notes = run_folder.phases_to_run(settings, phases, resume=resume)
+        waiting, notes = run_folder.phases_to_run(chosen, phases, resume=resume)
         steps = {phase: 0 if found is None else found.state.step for phase, found in waiting.items()}
         ranks.agree("the phases to train and their steps", steps)
         if not waiting:
-            check_encoder(run_folder.furthest(settings.folder), settings.model)
+            check_encoder(run_folder.furthest(chosen.folder), chosen.model)
         for note in notes:
             on_progress(note)
         if waiting:
             with (
                 naming_task_files(),
-                AdapterAssembly(settings, ranks=ranks, splits=splits, on_progress=on_progress) as assembly,
+                AdapterAssembly(chosen, ranks=ranks, splits=splits, on_progress=on_progress) as assembly,
             ):
                 _train_phases(assembly, waiting, on_line=on_line, on_progress=on_progress)
-        plots = _plot(settings, on_progress=on_progress) if ranks.first else ()
+        plots = _plot(chosen, on_progress=on_progress) if ranks.first else ()
     return AdaptOutcome(
         sent_bytes=dict(ranks.sent_bytes),
-        out=str(settings.folder),
-        status=run_folder.read_status(settings.folder),
+        out=str(chosen.folder),
+        status=run_folder.read_status(chosen.folder),
         plots=plots,
         skipped=tuple(phase for phase in phases if phase not in waiting),
     )
@@ -170,13 +173,13 @@ def _train_phases(
             on_progress(f"{phase} is finished at step {run.step}")
 
 
-def status(out: Path) -> AdaptStatus:
-    """Read how far the run in a folder is."""
-    return run_folder.read_status(out)
+def adapt_status(run: str | Path) -> AdaptStatus:
+    """Read how far each phase of a run is."""
+    return run_folder.read_status(folder_of_run(run))
 
 
-def evaluate(
-    out: Path,
+def adapt_evaluate(
+    run: str | Path,
     *,
     model: str | None = None,
     device: str | None = None,
@@ -187,7 +190,7 @@ def evaluate(
     html: Path | None = None,
     on_progress: OnProgress = ignore,
 ) -> tuple[Evaluation, Path]:
-    """Score the run in a folder on held-out rows; return (what was found, the page).
+    """Score a run on held-out rows; return (what was found, the page).
 
     A run without adapters in DIR/heads-only stands beside it.  `top_k` and `threshold` route otherwise than
     the run's settings say; choose them on `split="validation"`.
@@ -196,6 +199,7 @@ def evaluate(
         raise BadInput(f"--rows {rows}", hint="take at least 1")
     if split not in HELD_OUT:
         raise BadInput(f"--split {split}", hint=f"take {' or '.join(HELD_OUT)}")
+    out = folder_of_run(run)
     settings = run_folder.settings_of(out, model=model, device=device, top_k=top_k, threshold=threshold)
     found = _score(settings, rows=rows, split=split, on_progress=on_progress)
     other = out / run_folder.HEADS_ONLY
@@ -211,8 +215,8 @@ def evaluate(
     return found, page
 
 
-def predict(
-    out: Path,
+def adapt_predict(
+    run: str | Path,
     texts: Sequence[str],
     *,
     context: str | None = None,
@@ -222,27 +226,22 @@ def predict(
     top_k: int | None = None,
     threshold: float | None = None,
 ) -> list[Answer]:
-    """Answer texts with what the run in a folder learned."""
+    """Answer texts with what a run learned."""
+    out = folder_of_run(run)
     settings = run_folder.settings_of(out, model=model, device=device, top_k=top_k, threshold=threshold)
     with _open_best(settings) as (assembly, routed):
         return answer(assembly, texts, context=context, task=task, routed=routed)
 
 
-def export(
-    out: Path, *, to: Path, tasks: Sequence[str] | None = None, model: str | None = None
+def adapt_export(
+    run: str | Path, *, to: Path, tasks: Sequence[str] | None = None, model: str | None = None
 ) -> list[Path]:
     """Write adapters, heads and the router as files that need no Flatout; another run's are not replaced."""
+    out = folder_of_run(run)
     settings = run_folder.settings_of(out, model=model, device="cpu")
     check_target(to, run=out)
     with _open_best(settings) as (assembly, routed):
         return export_run(assembly, to=to, run=out, tasks=tasks, routed=routed)
-
-
-def report(out: Path, *, html: Path | None = None) -> Path:
-    """Write the page of the run in a folder from its log and its last evaluation, without the model."""
-    page = html or out / PAGE
-    write_page(report_page(_read_report(run_folder.settings_of(out), device=None)), page)
-    return page
 
 
 @contextlib.contextmanager

@@ -29,6 +29,7 @@ from flatout.engines.evolution.settings import (
     choose_step_sizes,
     eggroll_options,
     make_settings,
+    read_settings,
 )
 from flatout.engines.evolution.tasks.find_task import find_task
 from flatout.engines.evolution.tasks.task import EvolutionTask, Prompt, ask_prompts
@@ -37,6 +38,7 @@ from flatout.engines.evolution.training.answers import facts_of
 from flatout.engines.run.folder import OnProgress, ignore
 from flatout.engines.run.models import capability_of, choose_dtype
 from flatout.engines.run.ranks import Ranks
+from flatout.engines.run.settings import given_settings
 from flatout.multiplex.decode.generator import end_tokens
 from flatout.multiplex.decode.steppers import Mode
 from flatout.multiplex.models.families import read_decoder
@@ -78,18 +80,26 @@ class Verification:
         return all(check.holds for check in self.checks)
 
 
-def verify(given: Mapping[str, Any], *, on_progress: OnProgress = ignore) -> Verification:
-    """Check what a run of these settings would do; nothing is trained and nothing is written."""
-    settings = make_settings(given)
-    with Ranks.join(settings.device) as ranks:
+def verify_evolution(
+    settings: Mapping[str, Any] | Path,
+    *,
+    changes: Mapping[str, Any] | None = None,
+    on_progress: OnProgress = ignore,
+) -> Verification:
+    """Hold every optimisation of `evolve` beside its plain form, on the model and task of the settings.
+
+    Nothing is trained and nothing is written.
+    """
+    chosen = make_settings(given_settings(settings, changes, read=read_settings))
+    with Ranks.join(chosen.device) as ranks:
         device = ranks.device
-        dtype = choose_dtype(settings.dtype, capability=capability_of(device)).value
-        model = models.open_model(Path(settings.model), device=device, dtype=dtype)
+        dtype = choose_dtype(chosen.dtype, capability=capability_of(device)).value
+        model = models.open_model(Path(chosen.model), device=device, dtype=dtype)
         checks = []
-        for check in _Subject(settings, model, limit=DEVIATIONS[dtype]).checks():
+        for check in _Subject(chosen, model, limit=DEVIATIONS[dtype]).checks():
             checks.append(check)
             on_progress(f"{check.name}: {check.figure:.2g} {check.unit}")
-    return Verification(model=settings.model, device=str(device), dtype=dtype, checks=tuple(checks))
+    return Verification(model=chosen.model, device=str(device), dtype=dtype, checks=tuple(checks))
 
 
 class _Subject:

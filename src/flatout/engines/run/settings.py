@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -39,6 +39,23 @@ def read_settings(path: Path, shape: type, *, verb: str) -> dict[str, Any]:
             f"{path} holds no run of {verb}", hint="name a settings file, or the folder of such a run"
         )
     return {**found, "out": str(path)}
+
+
+def given_settings(
+    settings: Mapping[str, Any] | Path,
+    changes: Mapping[str, Any] | None,
+    *,
+    read: Callable[[Path], dict[str, Any]],
+) -> dict[str, Any]:
+    """Collect what the user said, and nothing that they did not say.
+
+    `settings` are keys and values, a YAML file, or the folder of a run; `changes` win over them, and a key of
+    them may reach into a table ("phase1.steps").
+    """
+    given = dict(settings) if isinstance(settings, Mapping) else read(settings)
+    for key, value in (changes or {}).items():
+        given = with_setting(given, key, value)
+    return given
 
 
 def save_settings(folder: Path, settings: Any) -> Path:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.engines.run.folder import OnProgress, Outcome, choose_folder, ignore
 from flatout.engines.run.models import DTypeOrAuto
 from flatout.engines.run.settings import FILE as SETTINGS_FILE
+from flatout.engines.run.settings import given_settings
 from flatout.engines.steering.load_model import LoadedModel, check_model_folder, load_model
 from flatout.engines.steering.questions import read_questions
 from flatout.engines.steering.report.record import (
@@ -33,7 +34,7 @@ from flatout.engines.steering.settings import (
 )
 from flatout.engines.steering.workers.placement import place_model
 from flatout.ground.errors import BadInput
-from flatout.ground.runs import make_folder
+from flatout.ground.runs import folder_of_run, make_folder
 
 if TYPE_CHECKING:
     from flatout.engines.steering.search.halved_search import Event
@@ -83,7 +84,7 @@ class SearchOutcome(Outcome):
     record: StudyRecord | None
 
 
-def extract(given: Mapping[str, Any], *, on_count: OnCount = lambda done, total: None) -> Extraction:
+def steer_extract(given: Mapping[str, Any], *, on_count: OnCount = lambda done, total: None) -> Extraction:
     """Put the activations of every question's two answers into the store."""
     settings = make_settings(given)
     check_model_folder(settings.model)
@@ -117,7 +118,7 @@ def extract(given: Mapping[str, Any], *, on_count: OnCount = lambda done, total:
     )
 
 
-def fit(
+def steer_fit(
     given: Mapping[str, Any], *, whole: bool = False, on_count: OnCount = lambda done, total: None
 ) -> list[FittedMethod]:
     """Fit the vectors of every method on the questions to fit with, or on the whole file."""
@@ -142,39 +143,42 @@ def fit(
     ]
 
 
-def search(
-    given: Mapping[str, Any],
+def steer(
+    settings: Mapping[str, Any] | Path,
     *,
+    changes: Mapping[str, Any] | None = None,
     resume: bool = False,
     join: bool = False,
     worker: str | None = None,
     on_progress: OnProgress = ignore,
     on_event: Callable[[Event], None] = ignore,
 ) -> SearchOutcome:
-    """Search, test the winner, and write the report beside the study.
+    """Search the vector that steers a model, test the winner, and write the report beside the study.
 
+    `settings` are keys and values, a YAML file or the folder of a run; `changes` win over them.
     A folder that holds a search goes on with it.  `resume` without a folder goes on with the latest search;
-    `join` only adds a worker, named `worker`, to a search that another process began.
+    `join` only adds a worker, named `worker`, to a search that another process began: it has no record.
     """
+    given = given_settings(settings, changes, read=read_settings)
     name = Path(str(given.get("questions") or "search")).stem
     folder = choose_folder(given.get("out"), kind="steer", name=name, resume=resume)
     if resume and not (folder / SETTINGS_FILE).is_file():
         raise BadInput(f"{folder} holds no search to resume", hint="omit --resume to begin one")
     given = {**given, "out": str(folder)}
-    settings = make_settings(given) if join else resume_settings(given)
-    check_model_folder(settings.model)
+    chosen = make_settings(given) if join else resume_settings(given)
+    check_model_folder(chosen.model)
     from flatout.engines.steering.search.run_search import join_search, run_search
 
     if join:
-        join_search(settings, worker=worker, on_progress=on_progress, on_event=on_event)
+        join_search(chosen, worker=worker, on_progress=on_progress, on_event=on_event)
         return SearchOutcome(out=str(folder), record=None)
-    record = run_search(settings, on_progress=on_progress, on_event=on_event)
+    record = run_search(chosen, on_progress=on_progress, on_event=on_event)
     has_matplotlib = importlib.util.find_spec("matplotlib") is not None
     _write_report(record, html=folder / "report.html", png=folder / "report.png" if has_matplotlib else None)
     return SearchOutcome(out=str(folder), record=record)
 
 
-def apply(
+def steer_apply(
     prompts: Sequence[str],
     *,
     model: Path | str | None = None,
@@ -195,7 +199,7 @@ def apply(
     """
     if model is not None:
         check_model_folder(model)
-    held, winner = _choose_vectors(run, vectors)
+    held, winner = _choose_vectors(None if run is None else folder_of_run(run), vectors)
     model = model or winner.get("model")
     if model is None:
         raise BadInput("no model is given", hint="name it with --model; the --run of a search knows its own")
@@ -235,7 +239,7 @@ class ConvertedVectors:
     width: int
 
 
-def convert(source: Path | str, *, to: Path | str, model: str = "unknown") -> ConvertedVectors:
+def steer_convert(source: Path | str, *, to: Path | str, model: str = "unknown") -> ConvertedVectors:
     """Write vectors in another format: .gguf for repeng and llama.cpp, .safetensors for flatout.
 
     `model` is the kind of model that a GGUF file names, such as "llama".
@@ -253,16 +257,15 @@ def convert(source: Path | str, *, to: Path | str, model: str = "unknown") -> Co
     )
 
 
-def report(run: Path | str, *, html: Path | None = None, png: Path | None = None) -> StudyRecord:
+def steer_report(run: Path | str, *, html: Path | None = None, png: Path | None = None) -> StudyRecord:
     """Write a run as a page and a picture; of one that has not ended, what its study holds so far."""
-    record = status(run)
+    record = _record_of(folder_of_run(run))
     _write_report(record, html=html, png=png)
     return record
 
 
-def status(run: Path | str) -> StudyRecord:
+def _record_of(run: Path) -> StudyRecord:
     """Read what a search found, or how far it is."""
-    run = Path(run)
     if run.is_file() or (run / FILE).is_file() or not (run / SETTINGS_FILE).is_file():
         return load_record(run)
     from flatout.engines.steering.search.search_worker import study_of

@@ -64,16 +64,16 @@ def test_three_kinds_are_trained_scored_asked_and_kept(tmp_path: Path) -> None:
     model, rows = save_tiny(tmp_path / "model"), write_rows(tmp_path / "rows")
     given = with_phase(tiny_settings(model, tmp_path / "run", tasks=tasks(rows)), "phase1", steps=2)
     lines: list[str] = []
-    verbs.train(given, phases=("phase1",), on_progress=lines.append)
+    verbs.adapt(given, phases=("phase1",), on_progress=lines.append)
     assert "classification: 3 labels: billing, delay, praise" in lines
-    found, page = verbs.evaluate(tmp_path / "run")
+    found, page = verbs.adapt_evaluate(tmp_path / "run")
     assert set(found.classes["classification"]) == {"billing", "delay", "praise"}
     assert "praise" in page.read_text(encoding="utf-8")
     for path in rows.iterdir():
         path.unlink()
 
     def said(task: str, **options: Any) -> str:
-        (answer,) = verbs.predict(tmp_path / "run", ["the parcel is late"], task=task, **options)
+        (answer,) = verbs.adapt_predict(tmp_path / "run", ["the parcel is late"], task=task, **options)
         return answer.text
 
     assert said("classification") in SUBJECTS
@@ -83,7 +83,7 @@ def test_three_kinds_are_trained_scored_asked_and_kept(tmp_path: Path) -> None:
         said("similarity")
     write_rows(rows, labels=("billing", "delay", "praise", "fourth"))
     with pytest.raises(BadInput, match=r"classification\.jsonl:4: 'label' is 'fourth' \(the labels are bill"):
-        verbs.evaluate(tmp_path / "run")
+        verbs.adapt_evaluate(tmp_path / "run")
 
 
 def peft_folder(folder: Path) -> Path:

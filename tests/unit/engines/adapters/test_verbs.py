@@ -47,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that nothing disturbed."""
     out = tmp_path_factory.mktemp("whole") / "run"
-    verbs.train(tiny_settings(model, out))
+    verbs.adapt(tiny_settings(model, out))
     return out
 
 
@@ -72,7 +72,7 @@ def interrupting(text: str) -> Callable[[str], None]:
 
 
 def test_a_run_leaves_what_it_says(whole: Path) -> None:
-    status = verbs.status(whole)
+    status = verbs.adapt_status(whole)
     assert [(phase.name, phase.step, phase.finished) for phase in status.phases] == [
         ("phase1", 6, True),
         ("phase2", 10, True),
@@ -109,11 +109,11 @@ def test_an_interrupted_phase_goes_on_bit_for_bit(
     out = tmp_path / "run"
     given = tiny_settings(model, out)
     with pytest.raises(Interrupted, match=f"of {phase} is kept .*--resume"):
-        verbs.train(given, on_line=interrupting(moment))
+        verbs.adapt(given, on_line=interrupting(moment))
     stopped = checkpoints_of(out, phase).latest()
     assert stopped is not None and not stopped.state.finished and stopped.state.step < stopped.state.steps
     notes: list[str] = []
-    verbs.train(given, resume=True, on_progress=notes.append)
+    verbs.adapt(given, resume=True, on_progress=notes.append)
     assert any(note.startswith(f"{phase}: going on after step {stopped.state.step}") for note in notes)
     for each in PHASES:
         assert same(weights(out, each), weights(whole, each)), each
@@ -126,11 +126,11 @@ def test_an_adapter_that_has_left_stays_away(model: Path, tmp_path: Path) -> Non
         settings["tasks"]["sentiment"]["steps"] = 2
         return settings
 
-    verbs.train(given("whole"), phases=("phase1",))
+    verbs.adapt(given("whole"), phases=("phase1",))
     with pytest.raises(Interrupted):
-        verbs.train(given("broken"), phases=("phase1",), on_line=interrupting("phase1 4/"))
+        verbs.adapt(given("broken"), phases=("phase1",), on_line=interrupting("phase1 4/"))
     lines: list[str] = []
-    verbs.train(given("broken"), phases=("phase1",), resume=True, on_line=lines.append)
+    verbs.adapt(given("broken"), phases=("phase1",), resume=True, on_line=lines.append)
     last = read_log(tmp_path / "broken", KIND)[-1]
     assert set(last.losses) == {"translation"}
     for name in (TRAINING, BEST):
@@ -140,7 +140,7 @@ def test_an_adapter_that_has_left_stays_away(model: Path, tmp_path: Path) -> Non
 def test_a_finished_phase_is_skipped_and_said_so(model: Path, whole: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in whole.rglob("*.safetensors")}
     notes: list[str] = []
-    outcome = verbs.train(tiny_settings(model, whole), resume=True, on_progress=notes.append)
+    outcome = verbs.adapt(tiny_settings(model, whole), resume=True, on_progress=notes.append)
     assert outcome.skipped == PHASES
     assert [note for note in notes if "is finished" in note] == [
         f"{phase} is finished at step {step}: it is not trained again"
@@ -151,21 +151,21 @@ def test_a_finished_phase_is_skipped_and_said_so(model: Path, whole: Path) -> No
 
 def test_without_resume_what_is_there_is_left_alone(model: Path, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"phase1 in .* is finished, at step 6 .*--resume"):
-        verbs.train(tiny_settings(model, whole))
+        verbs.adapt(tiny_settings(model, whole))
     (tmp_path / "thesis.txt").write_text("mine")
     with pytest.raises(BadInput, match=r"not empty: it holds thesis\.txt"):
-        verbs.train(tiny_settings(model, tmp_path))
+        verbs.adapt(tiny_settings(model, tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
     with pytest.raises(BadInput, match="phase2 needs phase1, which is not finished"):
-        verbs.train(tiny_settings(model, tmp_path / "other"), phases=("phase2",))
+        verbs.adapt(tiny_settings(model, tmp_path / "other"), phases=("phase2",))
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_kept(whole: Path, tmp_path: Path) -> None:
     other = save_tiny(tmp_path / "other", seed=1)
     for ask in (
-        lambda: verbs.evaluate(whole, model=str(other)),
-        lambda: verbs.predict(whole, ["a film"], model=str(other)),
-        lambda: verbs.export(whole, to=tmp_path / "peft", model=str(other)),
+        lambda: verbs.adapt_evaluate(whole, model=str(other)),
+        lambda: verbs.adapt_predict(whole, ["a film"], model=str(other)),
+        lambda: verbs.adapt_export(whole, to=tmp_path / "peft", model=str(other)),
     ):
         with pytest.raises(BadInput, match="belongs to another model than"):
             ask()
@@ -176,11 +176,11 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(whole: Path, tmp_path
 def test_a_resume_with_other_settings_names_the_setting(model: Path, whole: Path) -> None:
     given = with_phase(tiny_settings(model, whole), "phase3", steps=5)
     with pytest.raises(BadInput, match=r"the run has phase3\.steps=4, and 5 is given"):
-        verbs.train(given, resume=True)
+        verbs.adapt(given, resume=True)
 
 
 def test_the_same_seed_gives_the_same_run(model: Path, whole: Path, tmp_path: Path) -> None:
-    verbs.train(tiny_settings(model, tmp_path / "run"), phases=("phase1",))
+    verbs.adapt(tiny_settings(model, tmp_path / "run"), phases=("phase1",))
     assert same(weights(tmp_path / "run", "phase1"), weights(whole, "phase1"))
 
 
@@ -198,11 +198,11 @@ def test_heads_alone_are_trained_in_a_folder_of_their_own_and_stand_beside(
 ) -> None:
     out = tmp_path / "run"
     given = tiny_settings(model, out)
-    verbs.train(given, heads_only=True)
+    verbs.adapt(given, heads_only=True)
     best = weights(out / "heads-only", "phase1", BEST)
     assert not [name for name in best if name.startswith("adapters/")]
-    verbs.train(given)
-    found, page = verbs.evaluate(out)
+    verbs.adapt(given)
+    found, page = verbs.adapt_evaluate(out)
     assert found.heads_only is not None and set(found.heads_only) == {"sentiment", "translation"}
     assert read_document(out / "evaluation.json", Evaluation, EVALUATION) == found
     assert "sentiment" in page.read_text(encoding="utf-8")
@@ -216,54 +216,52 @@ def test_without_out_a_run_gets_a_folder_among_the_runs_and_the_latest_goes_on(
     monkeypatch.chdir(tmp_path)
     given = {**tiny_settings(model, tmp_path), "out": None}
     with pytest.raises(BadInput, match=r"has no run of flatout adapt to resume .*--out"):
-        verbs.train(given, heads_only=True)
+        verbs.adapt(given, heads_only=True)
     with pytest.raises(Interrupted):
-        verbs.train(given, phases=("phase1",), on_line=interrupting("phase1 3/"))
+        verbs.adapt(given, phases=("phase1",), on_line=interrupting("phase1 3/"))
     ((folder, run),) = list_runs(kind="adapt")
     assert folder.parent == tmp_path / ".flatout" / "runs" and run.end == "interrupted"
-    outcome = verbs.train(given, phases=("phase1",), resume=True)
+    outcome = verbs.adapt(given, phases=("phase1",), resume=True)
     assert Path(outcome.out) == folder and outcome.status.phases[0].finished
     assert read_settings(folder)["out"] == str(folder)
-    heads = verbs.train(given, heads_only=True)
+    heads = verbs.adapt(given, heads_only=True)
     assert Path(heads.out) == folder / "heads-only"
-    page = verbs.report(folder)
-    assert page == folder / "report.html" and "Not evaluated yet" in page.read_text(encoding="utf-8")
 
 
 def test_a_run_is_scored_and_asked_under_another_routing_than_its_own(whole: Path) -> None:
     kept = run_folder.settings_of(whole).router
-    found, _ = verbs.evaluate(whole, split="validation", top_k=2, threshold=0.25)
+    found, _ = verbs.adapt_evaluate(whole, split="validation", top_k=2, threshold=0.25)
     assert found.routing is not None and found.split == "validation"
     assert (found.routing.top_k, found.routing.threshold) == (2, 0.25)
     assert run_folder.settings_of(whole).router == kept
-    (mixed,) = verbs.predict(whole, ["the film is deeply moving"], top_k=2)
+    (mixed,) = verbs.adapt_predict(whole, ["the film is deeply moving"], top_k=2)
     assert len(mixed.weights) == 2
     for wrong in ({"top_k": 0}, {"threshold": 2.0}, {"split": "train"}):
         with pytest.raises(BadInput, match=next(iter(wrong))):
-            verbs.evaluate(whole, **wrong)
+            verbs.adapt_evaluate(whole, **wrong)
 
 
 def test_texts_are_answered_under_the_task_that_the_router_picks(whole: Path) -> None:
-    found = verbs.predict(whole, ["the film is deeply moving", "the man sees the house"])
+    found = verbs.adapt_predict(whole, ["the film is deeply moving", "the man sees the house"])
     assert len(found) == 2
     assert all(each.task in ("sentiment", "translation") for each in found)
     assert all(
         each.confidence is not None and sum(each.weights.values()) == pytest.approx(1) for each in found
     )
-    (forced,) = verbs.predict(whole, ["the film is deeply moving"], task="sentiment")
+    (forced,) = verbs.adapt_predict(whole, ["the film is deeply moving"], task="sentiment")
     assert forced.task == "sentiment" and forced.text in ("negative", "positive")
     assert forced.confidence is None
     with pytest.raises(BadInput, match="did you mean sentiment"):
-        verbs.predict(whole, ["a film"], task="sentimant")
+        verbs.adapt_predict(whole, ["a film"], task="sentimant")
     with pytest.raises(BadInput, match="no task of this run takes a text with a context"):
-        verbs.predict(whole, ["Where?"], context="There.")
+        verbs.adapt_predict(whole, ["Where?"], context="There.")
 
 
 def test_what_is_exported_is_what_peft_computes(model: Path, whole: Path, tmp_path: Path) -> None:
     from peft import PeftModel
     from transformers import AutoModel
 
-    folders = verbs.export(whole, to=tmp_path / "peft")
+    folders = verbs.adapt_export(whole, to=tmp_path / "peft")
     assert [folder.name for folder in folders] == ["sentiment", "translation"]
     assert json.loads((folders[0] / "adapter_config.json").read_text())["r"] == 2
     settings = run_folder.settings_of(whole, device="cpu")
@@ -289,12 +287,12 @@ def test_the_router_picks_the_same_task_without_flatout(
     page = (Path(__file__).parents[4] / "docs" / "adapters.md").read_text(encoding="utf-8")
     (lines,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     texts = ["the film is deeply moving", "the man sees the house", "a story", "in the house of a man"]
-    verbs.export(whole, to=tmp_path / "exported")
+    verbs.adapt_export(whole, to=tmp_path / "exported")
     (tmp_path / "minilm").symlink_to(model)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(lines.replace('["What a wonderful film."]', repr(texts)), names)
-    ours = verbs.predict(whole, texts, top_k=2)
+    ours = verbs.adapt_predict(whole, texts, top_k=2)
     assert names["tasks"] == [each.task for each in ours]
     for each, shares in zip(ours, names["shares"].tolist(), strict=True):
         found = [each.weights[name] for name in names["said"]["tasks"]]
@@ -306,26 +304,26 @@ def test_half_precision_with_and_without_scaled_losses(precision: str, model: Pa
     """What a GPU runs, in its arithmetic: the encoder in half, adapters and heads in float32."""
     out = tmp_path / "run"
     given = tiny_settings(model, out, precision=precision)
-    verbs.train(given)
+    verbs.adapt(given)
     found = checkpoints_of(out, "phase1").latest()
     assert found is not None
     assert bool(found.state.extra["scalers"]) == (precision == "float16")
     assert {tensor.dtype for tensor in found.tensors(TRAINING).values()} == {torch.float32}
     losses = [record.losses["translation"] for record in read_log(out, KIND) if record.phase == "phase1"]
     assert all(loss is not None for loss in losses)
-    assert verbs.predict(out, ["a film"], task="sentiment")[0].text in ("negative", "positive")
+    assert verbs.adapt_predict(out, ["a film"], task="sentiment")[0].text in ("negative", "positive")
 
 
 def test_an_unfinished_run_without_a_router_asks_for_a_task(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    verbs.train(tiny_settings(model, out), phases=("phase1",))
+    verbs.adapt(tiny_settings(model, out), phases=("phase1",))
     with pytest.raises(BadInput, match="no router yet"):
-        verbs.predict(out, ["a film"])
-    assert verbs.predict(out, ["a film"], task="translation")[0].task == "translation"
-    found, _ = verbs.evaluate(out)
+        verbs.adapt_predict(out, ["a film"])
+    assert verbs.adapt_predict(out, ["a film"], task="translation")[0].task == "translation"
+    found, _ = verbs.adapt_evaluate(out)
     assert found.routing is None
     with pytest.raises(BadInput, match="holds no run of adapters"):
-        verbs.status(tmp_path / "absent")
+        verbs.adapt_status(tmp_path)
 
 
 def test_bad_rows_are_named_by_their_line_before_anything_is_written(model: Path, tmp_path: Path) -> None:
@@ -334,11 +332,11 @@ def test_bad_rows_are_named_by_their_line_before_anything_is_written(model: Path
     given = tiny_settings(model, tmp_path / "run")
     given["tasks"]["sentiment"] = {"data": {"path": str(rows)}}
     with pytest.raises(BadInput, match=r"rows\.jsonl:2") as caught:
-        verbs.train(given)
+        verbs.adapt(given)
     assert "\n" not in str(caught.value)
     given["tasks"]["sentiment"] = {"data": {**generated(), "sauce": "x"}}
     with pytest.raises(BadInput, match="did you mean source"):
-        verbs.train(given)
+        verbs.adapt(given)
 
 
 def test_why_an_adapter_left_is_in_the_log_the_status_and_the_report(
@@ -355,13 +353,13 @@ def test_why_an_adapter_left_is_in_the_log_the_status_and_the_report(
     settings = tiny_settings(model, out, log_every=100, checkpoint_every=100)
     settings = with_phase(settings, "phase1", steps=21, accumulate=1, evaluate_every=100)
     notes: list[str] = []
-    outcome = verbs.train(settings, phases=("phase1",), on_progress=notes.append)
+    outcome = verbs.adapt(settings, phases=("phase1",), on_progress=notes.append)
     said = "sentiment left at step 20: its loss is not a number"
     assert said in notes
     assert [record.notes for record in read_log(out, KIND) if record.step == 20] == [(said,)]
     progress = outcome.status.phases[0].progress["sentiment"]
     assert (progress.done, progress.left_because) == (20, "its loss is not a number")
-    _, page = verbs.evaluate(out)
+    _, page = verbs.adapt_evaluate(out)
     assert f"phase1: {said}." in page.read_text(encoding="utf-8")
 
 
@@ -377,35 +375,35 @@ def test_a_scored_part_without_a_class_is_said_by_the_run_and_on_its_page(
     settings["tasks"]["sentiment"] = {"rank": 2, "data": {"path": str(tmp_path)}}
     said: list[str] = []
     with pytest.raises(Interrupted):
-        verbs.train(settings, phases=("phase1",), on_progress=said.append, on_line=interrupting("phase1 3/"))
-    verbs.train(settings, phases=("phase1",), resume=True, on_progress=said.append)
+        verbs.adapt(settings, phases=("phase1",), on_progress=said.append, on_line=interrupting("phase1 3/"))
+    verbs.adapt(settings, phases=("phase1",), resume=True, on_progress=said.append)
     note = "rows that are scored (8) lack 1 of 2 classes of its training rows (positive); score more rows"
     assert said.count(f"sentiment: the validation {note}") == 1
-    found, page = verbs.evaluate(tmp_path / "run", rows=8, on_progress=said.append)
+    found, page = verbs.adapt_evaluate(tmp_path / "run", rows=8, on_progress=said.append)
     assert found.notes == (f"sentiment: the test {note}.",) and found.notes[0] in said
     shown = page.read_text(encoding="utf-8")
     assert f"phase1: sentiment: the validation {note}." in shown and found.notes[0] in shown
 
 
 def test_an_export_leaves_the_adapters_of_another_run_alone(model: Path, whole: Path, tmp_path: Path) -> None:
-    verbs.train(tiny_settings(model, tmp_path / "other", seed=1), phases=("phase1",))
+    verbs.adapt(tiny_settings(model, tmp_path / "other", seed=1), phases=("phase1",))
     to = tmp_path / "peft"
     to.mkdir()
     (to / "notes.txt").write_text("mine")
-    verbs.export(tmp_path / "other", to=to, tasks=["sentiment"])
-    verbs.export(tmp_path / "other", to=to)  # a run replaces what it exported
+    verbs.adapt_export(tmp_path / "other", to=to, tasks=["sentiment"])
+    verbs.adapt_export(tmp_path / "other", to=to)  # a run replaces what it exported
     files = {path: path.read_bytes() for path in to.rglob("*") if path.is_file()}
     for tasks in (None, ["translation"]):
         with pytest.raises(
             BadInput, match=r"peft/sentiment holds an adapter of .*other \(take another --to, "
         ):
-            verbs.export(whole, to=to, tasks=tasks)
+            verbs.adapt_export(whole, to=to, tasks=tasks)
     with pytest.raises(BadInput, match=r"peft/sentiment holds an adapter of .*other"):
-        verbs.export(whole, to=to / "sentiment")
+        verbs.adapt_export(whole, to=to / "sentiment")
     assert files == {path: path.read_bytes() for path in to.rglob("*") if path.is_file()}
     (to / "sentiment" / "flatout_run.json").unlink()
     with pytest.raises(BadInput, match="peft/sentiment holds an adapter of an unknown run"):
-        verbs.export(tmp_path / "other", to=to)
+        verbs.adapt_export(tmp_path / "other", to=to)
 
 
 @pytest.mark.parametrize("num_validation", [8, 9])
@@ -415,17 +413,17 @@ def test_a_phase_that_was_judged_on_first_rows_resumes_only_if_those_are_all(
     settings = tiny_settings(model, tmp_path / "run")
     settings["tasks"]["sentiment"]["data"]["num_validation"] = num_validation
     with pytest.raises(Interrupted):
-        verbs.train(settings, phases=("phase1",), on_line=interrupting("phase1 3/"))
+        verbs.adapt(settings, phases=("phase1",), on_line=interrupting("phase1 3/"))
     found = checkpoints_of(tmp_path / "run", "phase1").latest()
     assert found is not None and found.state.version == 2
     small = found.path / "state.json"
     small.write_text(json.dumps({**json.loads(small.read_text()), "version": 1}))
     if num_validation == 8:
-        assert verbs.train(settings, phases=("phase1",), resume=True).status.phases[0].finished
+        assert verbs.adapt(settings, phases=("phase1",), resume=True).status.phases[0].finished
         return
     with pytest.raises(BadInput, match=r"judged on the first 8 of 9 validation rows of sentiment.*--out"):
-        verbs.train(settings, phases=("phase1",), resume=True)
-    assert verbs.evaluate(tmp_path / "run")[0].num_rows["sentiment"] == 4
+        verbs.adapt(settings, phases=("phase1",), resume=True)
+    assert verbs.adapt_evaluate(tmp_path / "run")[0].num_rows["sentiment"] == 4
 
 
 BROKEN = """
@@ -449,7 +447,7 @@ def test_what_a_task_of_the_user_raises_is_named_as_the_user_s(
     settings["tasks"] = {"mood": {"rank": 2, "data": generated()}}
     said = r"the task file mood\.py raised AttributeError: .*there_is_no_such_thing.* \(at .*mood\.py:9\)"
     with pytest.raises(BadInput, match=said):
-        verbs.train(settings, phases=("phase1",))
+        verbs.adapt(settings, phases=("phase1",))
 
 
 def test_a_run_whose_task_breaks_later_names_the_task_too(model: Path, tmp_path: Path) -> None:
@@ -457,11 +455,11 @@ def test_a_run_whose_task_breaks_later_names_the_task_too(model: Path, tmp_path:
     path.write_text(BROKEN.replace("METHOD", "unused"))
     settings = tiny_settings(model, tmp_path / "run", tasks_folder=str(tmp_path))
     settings["tasks"] = {"mood": {"rank": 2, "data": generated()}}
-    verbs.train(settings, phases=("phase1",))
+    verbs.adapt(settings, phases=("phase1",))
     path.write_text(BROKEN.replace("METHOD", "answer"))
     for ask in (
-        lambda: verbs.evaluate(tmp_path / "run"),
-        lambda: verbs.predict(tmp_path / "run", ["a film"], task="mood"),
+        lambda: verbs.adapt_evaluate(tmp_path / "run"),
+        lambda: verbs.adapt_predict(tmp_path / "run", ["a film"], task="mood"),
     ):
         with pytest.raises(BadInput, match=r"the task file mood\.py raised AttributeError"):
             ask()

@@ -11,7 +11,7 @@ import torch
 from flatout.engines.evolution import verify as room
 from flatout.engines.evolution.eggroll import Eggroll
 from flatout.engines.evolution.rewards.worker import Failure
-from flatout.engines.evolution.verify import Check, furthest, verify
+from flatout.engines.evolution.verify import Check, furthest, verify_evolution
 from tests.support.evolution import save_tiny, tiny_llama, tiny_settings
 
 
@@ -24,7 +24,7 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_every_optimisation_holds(settings: dict[str, Any]) -> None:
     told: list[str] = []
-    found = verify(settings, on_progress=told.append)
+    found = verify_evolution(settings, on_progress=told.append)
     assert found.holds, found
     names = [check.name for check in found.checks]
     assert names == [
@@ -43,7 +43,7 @@ def test_a_wrong_sign_a_wrong_update_and_a_wrong_reward_are_found(
     right = Eggroll.delta
     monkeypatch.setattr(Eggroll, "delta", lambda self, *which: -right(self, *which))
     monkeypatch.setattr(room, "score_row", lambda *_, index: Failure(index=index, kind="raised", message="x"))
-    found = verify(settings)
+    found = verify_evolution(settings)
     assert not found.holds
     assert [check.name for check in found.checks if not check.holds] == [
         "members in one batch",

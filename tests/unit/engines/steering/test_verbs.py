@@ -26,7 +26,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(tiny: Path) -> tuple[Path, StudyRecord]:
     out = tiny / "run"
-    done = verbs.search(tiny_search(tiny, out))
+    done = verbs.steer(tiny_search(tiny, out))
     assert done.record is not None and done.out == str(out)
     return out, done.record
 
@@ -34,29 +34,29 @@ def run(tiny: Path) -> tuple[Path, StudyRecord]:
 def test_extraction_tells_what_it_gave(tiny: Path, tmp_path: Path) -> None:
     counts: list[tuple[int, int]] = []
     given = tiny_search(tiny, tmp_path, layers="1-2", store=str(tmp_path / "store"))
-    done = verbs.extract(given, on_count=lambda *count: counts.append(count))
+    done = verbs.steer_extract(given, on_count=lambda *count: counts.append(count))
     assert (done.num_texts, done.layers, done.width) == (160, (1, 2), 32)
     assert counts[-1] == (160, 160)
     assert list((tmp_path / "store").glob("*.safetensors"))
     assert done.num_read == 0 and done.break_even is not None and "storing pays from use" in done.break_even
     stored = 160 * 2 * 32 * 4
-    again = verbs.extract({**given, "tiers": ("cpu=1MB", "cpu=10"), "store_limit": "1GB"})
+    again = verbs.steer_extract({**given, "tiers": ("cpu=1MB", "cpu=10"), "store_limit": "1GB"})
     assert (again.num_read, again.break_even) == (160, None)
     assert [tier.held_bytes for tier in again.tiers] == [stored, 0]
-    small = verbs.extract({**given, "tiers": (f"cpu={stored // 2}", "cpu=1MB")})
+    small = verbs.steer_extract({**given, "tiers": (f"cpu={stored // 2}", "cpu=1MB")})
     assert [tier.held_bytes for tier in small.tiers] == [
         stored // 2,
         stored // 2,
     ]  # the older half was displaced
     with pytest.raises(BadInput, match=r"store_limit='much'.*tier 'tpu=1GB' is not DEVICE=SIZE"):
-        verbs.extract({**given, "tiers": ("tpu=1GB",), "store_limit": "much"})
+        verbs.steer_extract({**given, "tiers": ("tpu=1GB",), "store_limit": "much"})
 
 
 def test_fit_leaves_the_questions_of_the_test_alone_unless_told(tiny: Path, tmp_path: Path) -> None:
     given = tiny_search(tiny, tmp_path, vectors=str(tmp_path / "v"), store=str(tmp_path / "store"))
     seen: list[int] = []
-    (half,) = verbs.fit(given, on_count=lambda done, total: seen.append(total))
-    verbs.fit(given, whole=True, on_count=lambda done, total: seen.append(total))
+    (half,) = verbs.steer_fit(given, on_count=lambda done, total: seen.append(total))
+    verbs.steer_fit(given, whole=True, on_count=lambda done, total: seen.append(total))
     assert (min(seen), max(seen)) == (80, 160)
     assert Path(half.path).is_file() and half.layers == (0, 1, 2, 3) and min(half.norms) > 0
 
@@ -65,7 +65,7 @@ def test_a_search_writes_its_report(run: tuple[Path, StudyRecord]) -> None:
     out, record = run
     assert "<h2>On fresh questions</h2>" in (out / "report.html").read_text()
     assert (out / "report.png").read_bytes().startswith(b"\x89PNG")
-    assert verbs.report(out) == record == verbs.report(out / "result.json")
+    assert verbs.steer_report(out) == record == verbs.steer_report(out / "result.json")
 
 
 def test_modes_and_several_layers_are_searched_and_the_winner_is_applied_as_it_was_found(
@@ -74,7 +74,7 @@ def test_modes_and_several_layers_are_searched_and_the_winner_is_applied_as_it_w
     vectors = str(run[0] / "vectors")
     choices = {"modes": ("clamp", "project-out"), "spans": (2, 3), "sampler": "random", "layers": "0-1,3"}
     given = tiny_search(tiny, tmp_path / "modes", vectors=vectors, trials=5, examples=1, **choices)
-    record = verbs.search(given).record
+    record = verbs.steer(given).record
     assert record is not None and record.winner is not None and record.examples
     assert {(trial.mode, trial.span) for trial in record.trials} <= {
         (mode, span) for mode in ("clamp", "project-out") for span in (2, 3)
@@ -84,7 +84,7 @@ def test_modes_and_several_layers_are_searched_and_the_winner_is_applied_as_it_w
         in record.headline()
     )
     shown = record.examples[0]
-    (again,) = verbs.apply([shown.prompt], run=tmp_path / "modes", max_new_tokens=4)
+    (again,) = verbs.steer_apply([shown.prompt], run=tmp_path / "modes", max_new_tokens=4)
     assert again == shown
 
 
@@ -99,8 +99,8 @@ def test_a_search_that_has_not_ended_is_reported_as_far_as_it_is(tiny: Path, tmp
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        verbs.search(tiny_search(tiny, out, rungs=1), on_event=interrupting)
-    record = verbs.report(out, html=tmp_path / "half.html", png=tmp_path / "half.png")
+        verbs.steer(tiny_search(tiny, out, rungs=1), on_event=interrupting)
+    record = verbs.steer_report(out, html=tmp_path / "half.html", png=tmp_path / "half.png")
     assert record.count("complete") == 1 and record.count("running") == 5
     assert record.retest is None
     assert "not been tested on fresh questions" in (tmp_path / "half.html").read_text()
@@ -113,8 +113,8 @@ def test_the_winner_of_a_run_and_a_named_vector_are_the_same(
     winner = record.winner
     assert winner is not None
     prompts = [example.prompt for example in record.examples]
-    by_run = verbs.apply(prompts, model=tiny / "model", run=out, max_new_tokens=4, device="cpu")
-    named = verbs.apply(
+    by_run = verbs.steer_apply(prompts, model=tiny / "model", run=out, max_new_tokens=4, device="cpu")
+    named = verbs.steer_apply(
         prompts,
         model=tiny / "model",
         vectors=out / "vectors" / f"{winner.method}.safetensors",
@@ -124,7 +124,7 @@ def test_the_winner_of_a_run_and_a_named_vector_are_the_same(
         device="cpu",
     )
     assert by_run == named == list(record.examples)
-    (zero,) = verbs.apply(
+    (zero,) = verbs.steer_apply(
         prompts[:1], model=tiny / "model", run=out, strength=0.0, max_new_tokens=4, device="cpu"
     )
     assert zero.steered == zero.unsteered
@@ -139,28 +139,30 @@ def test_a_run_that_was_moved_is_applied_with_its_own_model(
     settings = json.loads((moved / "settings.json").read_text())
     (moved / "settings.json").write_text(json.dumps({**settings, "out": "where it was made"}))
     prompts = [example.prompt for example in record.examples]
-    assert verbs.apply(prompts, run=moved, max_new_tokens=4, device="cpu") == list(record.examples)
+    assert verbs.steer_apply(prompts, run=moved, max_new_tokens=4, device="cpu") == list(record.examples)
     with pytest.raises(BadInput, match="no model is given"):
-        verbs.apply(["is"], vectors=out / "vectors" / "mean-difference.safetensors", layer=1, strength=1.0)
+        verbs.steer_apply(
+            ["is"], vectors=out / "vectors" / "mean-difference.safetensors", layer=1, strength=1.0
+        )
 
 
 def test_vectors_of_another_library_are_searched_and_given_back(
     tiny: Path, run: tuple[Path, StudyRecord], tmp_path: Path
 ) -> None:
     fitted = run[0] / "vectors" / "mean-difference.safetensors"
-    out = verbs.convert(fitted, to=tmp_path / "out" / "there.gguf", model="llama")
+    out = verbs.steer_convert(fitted, to=tmp_path / "out" / "there.gguf", model="llama")
     assert (out.method, len(out.layers), out.width) == ("mean-difference", 4, 32)
-    back = verbs.convert(out.path, to=tmp_path / "vectors" / "theirs.safetensors")
+    back = verbs.steer_convert(out.path, to=tmp_path / "vectors" / "theirs.safetensors")
     assert (back.method, back.layers) == ("imported", out.layers)
     given = tiny_search(tiny, tmp_path / "run", methods=("theirs",), vectors=str(tmp_path / "vectors"))
-    record = verbs.search({**given, "trials": 2, "examples": 0}).record
+    record = verbs.steer({**given, "trials": 2, "examples": 0}).record
     assert record is not None and {trial.method for trial in record.trials} == {"theirs"}
     for source, to, words in (
         (tmp_path / "x.pt", "y.gguf", "is a pickle, and none is ever loaded"),
         (fitted, "y.pt", "neither .gguf nor .safetensors"),
     ):
         with pytest.raises(BadInput, match=words):
-            verbs.convert(source, to=tmp_path / to)
+            verbs.steer_convert(source, to=tmp_path / to)
 
 
 def test_vectors_of_another_model_are_used_with_a_warning(
@@ -173,9 +175,9 @@ def test_vectors_of_another_model_are_used_with_a_warning(
     tensors = load_file(weights)
     save_file({**tensors, "model.norm.weight": tensors["model.norm.weight"] * 2}, weights, {"format": "pt"})
     with pytest.warns(RuntimeWarning, match="fitted on other weights"):
-        verbs.apply(["is"], model=other, device="cpu", max_new_tokens=1, **given)  # type: ignore[arg-type]
+        verbs.steer_apply(["is"], model=other, device="cpu", max_new_tokens=1, **given)  # type: ignore[arg-type]
     with warnings.catch_warnings(action="error"):
-        verbs.apply(["is"], model=tiny / "model", device="cpu", max_new_tokens=1, **given)  # type: ignore[arg-type]
+        verbs.steer_apply(["is"], model=tiny / "model", device="cpu", max_new_tokens=1, **given)  # type: ignore[arg-type]
 
 
 def test_what_apply_cannot_do_is_named(tiny: Path, run: tuple[Path, StudyRecord], tmp_path: Path) -> None:
@@ -188,7 +190,7 @@ def test_what_apply_cannot_do_is_named(tiny: Path, run: tuple[Path, StudyRecord]
         ({"run": tmp_path}, "a study of flatout steer is needed"),
     ):
         with pytest.raises(BadInput, match=words):
-            verbs.apply(["is"], model=tiny / "model", device="cpu", **changes)  # type: ignore[arg-type]
+            verbs.steer_apply(["is"], model=tiny / "model", device="cpu", **changes)  # type: ignore[arg-type]
 
 
 def test_a_run_without_a_winner_cannot_be_applied(
@@ -197,12 +199,12 @@ def test_a_run_without_a_winner_cannot_be_applied(
     document = json.loads((run[0] / "result.json").read_text())
     (tmp_path / "result.json").write_text(json.dumps({**document, "best": None}))
     with pytest.raises(BadInput, match="has no winner"):
-        verbs.apply(["is"], model=tiny / "model", run=tmp_path, device="cpu")
+        verbs.steer_apply(["is"], model=tiny / "model", run=tmp_path, device="cpu")
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="a study of flatout steer is needed"):
-        verbs.report(tmp_path)
+        verbs.steer_report(tmp_path)
 
 
 def test_a_search_without_a_folder_gets_one_among_the_runs_and_is_resumed(
@@ -210,15 +212,15 @@ def test_a_search_without_a_folder_gets_one_among_the_runs_and_is_resumed(
 ) -> None:
     monkeypatch.setenv("FLATOUT_RUNS", str(tmp_path / "runs"))
     with pytest.raises(BadInput, match="no run of flatout steer to resume"):
-        verbs.search({}, resume=True)
+        verbs.steer({}, resume=True)
     given = tiny_search(tiny, tmp_path, trials=2, examples=0)
     del given["out"]
-    first = verbs.search(given)
+    first = verbs.steer(given)
     ((folder, run),) = list_runs(kind="steer")
     assert first.out == str(folder) and "questions" in folder.name
     assert run.end == "finished" and (folder / "report.html").is_file()
-    again = verbs.search({"trials": 4}, resume=True)
+    again = verbs.steer({"trials": 4}, resume=True)
     assert again.out == first.out
     assert again.record is not None and len(again.record.trials) == 4
     with pytest.raises(BadInput, match="holds no search to resume"):
-        verbs.search({**given, "out": str(tmp_path / "other")}, resume=True)
+        verbs.steer({**given, "out": str(tmp_path / "other")}, resume=True)

@@ -28,6 +28,7 @@ from flatout.engines.evolution.settings import (
     choose_step_sizes,
     eggroll_options,
     make_settings,
+    read_settings,
     resume_settings,
     steps_at,
 )
@@ -58,7 +59,7 @@ from flatout.engines.run.log import RunLog, has_log, is_left
 from flatout.engines.run.meeting import Meeting
 from flatout.engines.run.models import capability_of, choose_dtype
 from flatout.engines.run.ranks import Ranks
-from flatout.engines.run.settings import save_settings
+from flatout.engines.run.settings import given_settings, save_settings
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput, ChildDied, Interrupted, MissingExtra
 from flatout.ground.interrupts import Interrupts
@@ -84,18 +85,20 @@ class EvolveOutcome(Outcome):
 
 
 def evolve(
-    given: Mapping[str, Any],
+    settings: Mapping[str, Any] | Path,
     *,
+    changes: Mapping[str, Any] | None = None,
     resume: bool = False,
     on_event: OnEvent = ignore,
     on_progress: OnProgress = ignore,
 ) -> EvolveOutcome:
-    """Run the settings that are `given`, as one of torchrun's ranks where it started this process.
+    """Evolve a language model on a task, as one of torchrun's ranks where it started this process.
 
-    Their `task` is a name, as on the command line, or a task object.  A process that torchrun started again
+    `settings` are keys and values, a YAML file or the folder of a run; `changes` win over them.
+    The `task` is a name, as on the command line, or a task object.  A process that torchrun started again
     after a crash resumes, whether it was asked to or not.
     """
-    given, task = _apart(given)
+    given, task = _apart(given_settings(settings, changes, read=read_settings))
     name = Path(str(given.get("task") or "task")).stem
     meeting = Meeting.join()
     out, resume = meeting.begin(
@@ -103,14 +106,12 @@ def evolve(
         begun=lambda: find_begun(given.get("out"), kind=VERB),
         resume=resume,
     )
-    settings, found = open_run(given, out, resume=resume, first=meeting.first)
+    chosen, found = open_run(given, out, resume=resume, first=meeting.first)
     meeting.agree("the epoch to go on from", 0 if found is None else found.state.epoch)
-    with Ranks.join(settings.device, meeting=meeting) as ranks:
-        settings = dataclasses.replace(settings, out=str(out))
+    with Ranks.join(chosen.device, meeting=meeting) as ranks:
+        chosen = dataclasses.replace(chosen, out=str(out))
         tell = (on_event, on_progress) if ranks.first else (ignore, ignore)
-        trainer = Trainer(
-            settings, ranks=ranks, found=found, task=task, on_event=tell[0], on_progress=tell[1]
-        )
+        trainer = Trainer(chosen, ranks=ranks, found=found, task=task, on_event=tell[0], on_progress=tell[1])
         with recorded(out, kind=VERB, name=name) if ranks.first else contextlib.nullcontext():
             return trainer.run()
 
