@@ -27,7 +27,7 @@ def collate(windows):
     for window in windows:
         padded = np.zeros((1, longest, window.shape[1]), dtype=np.float32)
         padded[0, : len(window)] = window
-        batch = np.concatenate([batch, padded])  # guilty
+        batch = np.concatenate([batch, padded])  # guilty, largest
     return torch.from_numpy(batch)
 
 
@@ -46,7 +46,7 @@ if __name__ == "__main__":
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     # Batches that are built slowly are also waited for.
     windows = Windows()
-    loader = DataLoader(windows, 192, shuffle=True, collate_fn=collate)  # also: single-process-loading
+    loader = DataLoader(windows, 192, shuffle=True, collate_fn=collate)  # also: single-process-loading, largest  # fmt: skip
     for epoch in range(200):
         for batch in loader:
             batch = batch.to(device)

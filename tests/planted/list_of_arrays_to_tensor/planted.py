@@ -16,7 +16,7 @@ class Recordings(Dataset):
         return len(self.channels)
 
     def __getitem__(self, index):
-        return torch.tensor(self.channels[index])  # guilty
+        return torch.tensor(self.channels[index])  # guilty, largest
 
 
 def main():
@@ -24,7 +24,7 @@ def main():
     model = nn.Sequential(nn.Flatten(), nn.Linear(2048, 16), nn.ReLU(), nn.Linear(16, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     recordings = Recordings()
-    loader = DataLoader(recordings, batch_size=32, shuffle=True)  # also: single-process-loading, loader-bound
+    loader = DataLoader(recordings, batch_size=32, shuffle=True)  # also: single-process-loading, loader-bound, largest  # fmt: skip
     for epoch in range(2000):
         for batch in loader:
             loss = model(batch).square().mean()

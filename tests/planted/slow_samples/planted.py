@@ -18,7 +18,7 @@ class Documents(Dataset):
 
     def __getitem__(self, index):
         words = self.documents[index].tolist()
-        counts = [float(words.count(word)) for word in range(NUM_WORDS)]  # guilty
+        counts = [float(words.count(word)) for word in range(NUM_WORDS)]  # guilty, largest
         return torch.tensor(counts), index % 4
 
 
@@ -28,7 +28,7 @@ def main():
         nn.Linear(NUM_WORDS, 2048), nn.ReLU(), nn.Linear(2048, 1024), nn.ReLU(), nn.Linear(1024, 4)
     )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    loader = DataLoader(Documents(), batch_size=16, shuffle=True)  # also: single-process-loading
+    loader = DataLoader(Documents(), batch_size=16, shuffle=True)  # also: single-process-loading, largest
     for epoch in range(500):
         for counts, labels in loader:
             loss = nn.functional.cross_entropy(model(counts), labels)

@@ -5,12 +5,15 @@ as time of the step that no phase explains.  A second thread looks at the traini
 intervals and notes the phase it is in and the user's lines on its stack, outermost first.
 
 A look needs the interpreter's lock.  Lines that let go of it (torch's operators) would be seen sooner than
-lines that hold it (Python's own loops), so meanwhile a thread that asks for it gets it within 0.1 ms instead
-of 5.  That slows the job, so the steps of this pass are never timed.
+lines that hold it (Python's own loops), so meanwhile a thread that asks for it gets it within 0.02 ms instead
+of 5, and the looking thread asks on time: Linux lets a thread sleep 0.05 ms longer than it wants to.  In a
+function that spends 0.07 ms in Python and 0.008 in torch, 14 % of the looks are then at torch's line, and
+98 % without both.  That slows the job, so the steps of this pass are never timed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import operator
 import random
@@ -32,7 +35,8 @@ if TYPE_CHECKING:
     from flatout.measure.user_code import UserCode
 
 INTERVAL_S = 0.001
-SWITCH_INTERVAL_S = 1e-4
+SWITCH_INTERVAL_S = 2e-5
+SET_TIMER_SLACK, LEAST_SLACK_NS = 29, 1  # of prctl(2)
 DEEPEST = 12  # of the user's lines on a stack, from the outermost
 MOST_PATHS = 200
 FEWEST_STEPS = 4  # to know what is usual
@@ -60,6 +64,12 @@ def stack_lines(frame: FrameType | None) -> list[tuple[CodeType, int]]:
         lines.append((frame.f_code, frame.f_lineno))
         frame = frame.f_back
     return lines
+
+
+def wake_on_time() -> None:
+    """Let the calling thread sleep no longer than it asks to, where that is Linux's doing."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(SET_TIMER_SLACK, LEAST_SLACK_NS, 0, 0, 0)
 
 
 class StackSampler:
@@ -110,6 +120,7 @@ class StackSampler:
         )
 
     def _look_around(self) -> None:
+        wake_on_time()
         uneven = random.Random(0)  # even intervals would beat with the steps
         while not self._ended.wait(INTERVAL_S * uneven.uniform(0.5, 1.5)):
             try:

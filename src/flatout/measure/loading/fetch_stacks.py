@@ -13,7 +13,7 @@ from collections import Counter
 from types import CodeType, FrameType
 
 from flatout.measure.evidence import FetchLine, Place, Stacks
-from flatout.measure.lines.stacks import INTERVAL_S, SWITCH_INTERVAL_S
+from flatout.measure.lines.stacks import INTERVAL_S, SWITCH_INTERVAL_S, stack_lines, wake_on_time
 from flatout.measure.user_code import UserCode
 
 Found = Counter[tuple[Place | None, bool, str | None]]  # a line, whether it collates, the library it calls
@@ -60,6 +60,7 @@ class FetchStacks:
         sys.setswitchinterval(self._switch_interval_s)
 
     def _look_around(self) -> None:
+        wake_on_time()
         uneven = random.Random(0)  # even intervals would beat with the samples
         while not self._ended.wait(INTERVAL_S * uneven.uniform(0.5, 1.5)):
             self._busy.wait()
@@ -69,14 +70,16 @@ class FetchStacks:
             del frame  # it would keep the variables of a function alive that has ended
 
     def _look(self, frame: FrameType, found: Found) -> None:
-        at: FrameType | None = frame
+        place: Place | None = None
         library: str | None = None
-        while at is not None and at.f_code is not self._border and not self._user_code.is_user(at.f_code):
-            library = self._user_code.package(at.f_code) if self._user_code.is_library(at.f_code) else library
-            at = at.f_back
-        inside = at is not None and at.f_code is not self._border
-        place = self._user_code.place_in(at.f_code, line=at.f_lineno) if at is not None and inside else None
-        found[place, self.in_collate, library if inside else None] += 1
+        for code, line in stack_lines(frame):
+            if code is self._border:
+                break
+            if self._user_code.is_user(code):
+                place = self._user_code.place_in(code, line=line)
+                break
+            library = self._user_code.package(code) if self._user_code.is_library(code) else library
+        found[place, self.in_collate, library if place is not None else None] += 1
         self._num_looks += 1
 
 

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import ctypes
+import sys
+import threading
 import time
 from pathlib import Path
 
@@ -8,7 +11,7 @@ import pytest
 from flatout.measure import clock as clocks
 from flatout.measure.clock import Clock
 from flatout.measure.evidence import Stacks
-from flatout.measure.lines.stacks import StackSampler, typical_steps
+from flatout.measure.lines.stacks import LEAST_SLACK_NS, StackSampler, typical_steps, wake_on_time
 from flatout.measure.user_code import UserCode
 
 HERE = Path(__file__)
@@ -83,3 +86,17 @@ def test_an_instrument_that_fails_says_so_at_its_end(monkeypatch: pytest.MonkeyP
 def test_a_step_far_longer_than_the_others_is_left_out() -> None:
     assert typical_steps([0.1, 0.1, 5.0, 0.11, 0.29]) == [0, 1, 3, 4]
     assert typical_steps([0.1, 5.0]) == [0, 1]  # too few to say what is usual
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a wish of Linux")
+def test_a_thread_that_looks_sleeps_no_longer_than_it_asks_to() -> None:
+    get_timer_slack, found = 30, []
+
+    def look() -> None:
+        wake_on_time()
+        found.append(ctypes.CDLL(None).prctl(get_timer_slack, 0, 0, 0, 0))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    assert found == [LEAST_SLACK_NS]
