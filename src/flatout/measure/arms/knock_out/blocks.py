@@ -12,6 +12,7 @@ loop around them; each with the reason.
 from __future__ import annotations
 
 import ast
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -145,7 +146,10 @@ def _run_at(
 ) -> Block:
     """The smallest run that begins at a statement and has used what it filled."""
     last = position
-    while last + 1 < len(suite) and _filled(suite[position : last + 1]) & _loaded(suite[last + 1 :]):
+    while last + 1 < len(suite):
+        filled = _filled(suite[position : last + 1])
+        if not filled or not filled & _loaded(suite[last + 1 :]):
+            break
         last += 1
     return _block(scope, suite, position, last, tree, in_step=in_step)
 
@@ -154,30 +158,58 @@ def _block(
     scope: Scope, suite: list[ast.stmt], first: int, last: int, tree: ast.AST, *, in_step: bool = False
 ) -> Block:
     run = suite[first : last + 1]
-    inside = {id(node) for statement in run for node in ast.walk(statement)}
-    outside = [node for node in ast.walk(scope) if id(node) not in inside]
+    inside, whole = _uses(run), _uses_in(scope)
     is_tail = not in_step and suite is scope.body and last == len(suite) - 1
-    read_outside = _names(outside, ast.Load) | _attributes(outside, ast.Load)
     # an attribute is state: whoever reads it may be another function
-    results = sorted(name for name in _stored(run) if name in read_outside or "." in name)
-    if in_step:
-        outside = [node for statement in suite for node in ast.walk(statement) if id(node) not in inside]
+    results = sorted(name for name in _stored(run) if whole.reads[name] > inside.reads[name] or "." in name)
     return Block(
         first_line=run[0].lineno,
         last_line=run[-1].end_lineno or run[-1].lineno,
         start=(run[0].lineno, run[0].col_offset),
         num_statements=len(run),
         results=tuple(results),
-        inputs=tuple(sorted(_live_in(run) & (_arguments(scope) | _stored(scope.body)))),
+        inputs=tuple(sorted(_live_in(run) & whole.bound)),
         is_tail=is_tail,
-        refusal=_refusal(scope, run, is_tail=is_tail, tree=tree) or _tie(run, outside),
+        refusal=_refusal(scope, run, is_tail=is_tail, tree=tree)
+        or _tie(run, inside, _uses(suite) if in_step else whole),
     )
 
 
-def _arguments(scope: Scope) -> set[str]:
-    if isinstance(scope, ast.Module):
-        return set()
-    return {node.arg for node in ast.walk(scope.args) if isinstance(node, ast.arg)}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Uses:
+    """How often names and attributes are read, and collections filled, in some statements.
+
+    What is used outside a run is what the whole uses more often: a scope of a thousand statements is walked
+    once, and not once for each of them.
+    """
+
+    reads: Counter[str]
+    fills: Counter[str]
+    bound: frozenset[str] = frozenset()
+    declared: frozenset[str] = frozenset()  # of another scope
+    yields: bool = False
+
+
+def _uses(statements: Iterable[ast.AST]) -> _Uses:
+    reads: Counter[str] = Counter()
+    fills: Counter[str] = Counter()
+    for statement in statements:
+        for node in ast.walk(statement):
+            reads.update(_names([node], ast.Load) or _attributes([node], ast.Load))
+            fills.update(_filled_by([node]))
+    return _Uses(reads=reads, fills=fills)
+
+
+@lru_cache(maxsize=64)
+def _uses_in(scope: Scope) -> _Uses:
+    arguments = () if isinstance(scope, ast.Module) else ast.walk(scope.args)
+    declarations = [node for node in ast.walk(scope) if isinstance(node, (ast.Global, ast.Nonlocal))]
+    return replace(
+        _uses([scope]),
+        bound=frozenset(node.arg for node in arguments if isinstance(node, ast.arg)) | _stored(scope.body),
+        declared=frozenset(name for node in declarations for name in node.names),
+        yields=any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own(scope.body)),
+    )
 
 
 # -- names
@@ -286,7 +318,7 @@ def _refusal(function: Scope, run: list[ast.stmt], *, is_tail: bool, tree: ast.A
     own = list(_own(run))
     if isinstance(function, ast.AsyncFunctionDef) or any(isinstance(node, ast.Await) for node in own):
         return "it is asynchronous"
-    if any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in _own(function.body)):
+    if _uses_in(function).yields:
         return "it is a generator"
     if any(isinstance(node, ast.Return) for node in own) and not is_tail:
         return "it may return from the function"
@@ -294,24 +326,19 @@ def _refusal(function: Scope, run: list[ast.stmt], *, is_tail: bool, tree: ast.A
         return "it leaves or goes on with a loop around it"
     if any(isinstance(node, (ast.Delete, ast.Import, ast.ImportFrom)) for node in own):
         return "it imports or deletes names"
-    declared = {
-        name
-        for node in ast.walk(function)
-        if isinstance(node, (ast.Global, ast.Nonlocal))
-        for name in node.names
-    }
-    if declared & _stored(run):
+    if _uses_in(function).declared & _stored(run):
         return "it binds names of another scope"
     if not any(isinstance(node, (ast.Call, ast.BinOp, ast.Subscript)) for node in own):
         return "it computes nothing"
     return _effect(run, tree, depth=DEEPEST_CALLS)
 
 
-def _tie(run: list[ast.stmt], outside: list[ast.AST]) -> str | None:
+def _tie(run: list[ast.stmt], inside: _Uses, whole: _Uses) -> str | None:
     """A list that is filled on one side of the border and used on the other."""
-    if _filled(run) & _names(outside, ast.Load):
+    if any(whole.reads[name] > inside.reads[name] for name in _filled(run)):
         return "what it fills is used outside it"
-    return "what it uses is filled outside it" if _filled_by(outside) & _loaded(run) else None
+    outside = any(whole.fills[name] > inside.fills[name] for name in _loaded(run))
+    return "what it uses is filled outside it" if outside else None
 
 
 def _leaves_loop(node: ast.AST, *, in_loop: bool = False) -> bool:

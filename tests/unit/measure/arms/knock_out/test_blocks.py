@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import ast
 import textwrap
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -172,3 +173,21 @@ def test_a_file_whose_functions_all_call_each_other_is_looked_through_once() -> 
     tree = ast.parse(source + "def part_7(x):\n    x.save()\n")
     function = tree.body[0]
     assert whole_block(function, tree).refusal == "it writes or opens files"
+
+
+def test_a_function_of_many_statements_is_not_walked_anew_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    visits, children = [0], ast.iter_child_nodes
+
+    def counted(node: ast.AST) -> Iterator[ast.AST]:
+        visits[0] += 1
+        return children(node)
+
+    def num_visits(num_statements: int) -> int:
+        lines = "".join(f"    x = x + layer{number}(x)\n" for number in range(num_statements))
+        function, tree = parsed(f"def forward(x):\n{lines}    return x\n")
+        visits[0] = 0
+        assert len(inner_blocks(function, whole_block(function, tree), tree)) == num_statements
+        return visits[0]
+
+    monkeypatch.setattr(ast, "iter_child_nodes", counted)
+    assert num_visits(80) < 3 * num_visits(40)
