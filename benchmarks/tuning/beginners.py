@@ -38,9 +38,11 @@ from twins import Job, gain_between, take_turns  # noqa: E402
 
 import flatout  # noqa: E402
 from flatout import api  # noqa: E402
+from flatout.hardware.host import read_host  # noqa: E402
 from flatout.measure.evidence import Evidence  # noqa: E402
 from flatout.tuner.results.prescription import Kept, Prescription, save_prescription  # noqa: E402
 from flatout.tuner.treatment import Dose, read_dose  # noqa: E402
+from flatout.tuner.treatments.loading.loader_workers import MOST  # noqa: E402
 from flatout.tuner.trial.meter import TrialResult  # noqa: E402
 from flatout.tuner.tune import Tuner, Tuning  # noqa: E402
 from flatout.tuner.verdict import Gain  # noqa: E402
@@ -94,7 +96,8 @@ def examine(name: str, *, size: str, seconds: float | None, say: Callable[[str],
         if name in SUITABLE:
             say("turns")
             if seconds is None:
-                texts = [each.format(cores=os.cpu_count()) for each in SUITABLE[name]]
+                cores = min(MOST, round(read_host().cores or 1))
+                texts = [each.format(cores=cores) for each in SUITABLE[name]]
                 item = {"lossy": {"kept": [*texts, *SUITABLE_LOSSY]}, "exact": {"kept": texts}}
             forms = {arm: each["kept"] for arm, each in item.items() if arm in FORMS and "kept" in each}
             item["turns"] = turns_of(script, command[1:], forms)

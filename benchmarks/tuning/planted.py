@@ -27,7 +27,9 @@ Item = dict[str, Any]
 
 
 def rules() -> list[str]:
-    return sorted(path.parent.name for path in PLANTED.glob("*/planted.py"))
+    """Those for whose fault there is a treatment or a patch."""
+    found = sorted(path.parent.name for path in PLANTED.glob("*/planted.py"))
+    return [rule for rule in found if means_of(rule)]
 
 
 def means_of(rule: str) -> list[str]:
@@ -50,14 +52,15 @@ def decoy_items(*, seconds: float) -> dict[str, Callable[[], Item]]:
     return {
         rule: lambda rule=rule: kept_on_clean(rule, seconds=seconds)  # type: ignore[misc]
         for rule in rules()
-        if means_of(rule)
     }
 
 
 def gain_of(rule: str, *, seconds: float, allow_lossy: bool) -> Item:
-    """Tune a planted script with all there is; then let it and its mended form take turns."""
+    """Tune a planted script with what mends it; then let it and its mended form take turns."""
     with copy_of(rule, "planted.py") as folder:
-        done = api.tune_script(["planted.py"], patch=True, allow_lossy=allow_lossy, seconds=seconds)
+        done = api.tune_script(
+            ["planted.py"], patch=True, allow_lossy=allow_lossy, only=means_of(rule), seconds=seconds
+        )
         workers = [each.value for each in done.prescription.treatments if each.name == "loader-workers"]
         count = int(workers[0]) if workers and needs_workers(rule) else 2
         (folder / "mended.py").write_text(mended(rule, workers=count), encoding="utf-8")

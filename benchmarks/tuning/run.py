@@ -114,15 +114,18 @@ def summarise(done: dict[str, dict[str, Item]]) -> dict[str, Any]:
             "same_answers": sum(one["answers"].get(name) == each for name, each in pairs["answers"].items()),
         }
     if done.get("planted"):
-        able = {name: item for name, item in done["planted"].items() if item["means"]}
-        enough = sum(item["share"] >= ENOUGH for item in able.values())
-        rows["planted"] = {"with_means": len(able), "enough": enough, "met": enough == len(able)}
+        enough = sum(item["share"] >= ENOUGH for item in done["planted"].values())
+        rows["planted"] = {
+            "items": len(done["planted"]),
+            "enough": enough,
+            "met": enough == len(done["planted"]),
+        }
     return rows
 
 
 def show(done: dict[str, dict[str, Item]], rows: dict[str, Any]) -> None:
     for name, item in sorted(done.get("planted", {}).items()):
-        means = ", ".join(item["kept"]) or ("nothing kept" if item["means"] else "no means")
+        means = ", ".join(item["kept"]) or "nothing kept"
         print(
             f"{name:32} tuned {item['tuned']:6.2f}x  by hand {item['by_hand']:6.2f}x"
             f"  share {item['share']:5.2f}  {means}"
@@ -143,7 +146,7 @@ def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", action="append", default=[], metavar="PART[/ITEM]", help="repeatable")
     parser.add_argument("--comparisons", type=int, default=200, help="of nothing with nothing (default: 200)")
-    parser.add_argument("--seconds", type=float, default=60.0, help="for a diagnosis (default: 60)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for a diagnosis (default: 30)")
     parser.add_argument("--allow-lossy", action="store_true", help="try lossy treatments on planted scripts")
     parser.add_argument("--state", type=Path, default=STATE, help="file of finished items")
     parser.add_argument("--list", action="store_true", help="name the items and run none")
