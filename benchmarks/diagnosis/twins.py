@@ -34,7 +34,14 @@ class Gain:
 class Job:
     """A script that takes steps when told."""
 
-    def __init__(self, script: Path, arguments: Sequence[str] = (), *, launcher: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        script: Path,
+        arguments: Sequence[str] = (),
+        *,
+        launcher: Sequence[str] = (),
+        limit_s: float = LIMIT_S,
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, *launcher, str(TURNS), script.name, *arguments],
             cwd=script.parent,
@@ -44,7 +51,7 @@ class Job:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self._limit = threading.Timer(LIMIT_S, self.process.kill)
+        self._limit = threading.Timer(limit_s, self.process.kill)
         self._limit.daemon = True
         self._limit.start()
 

@@ -17,6 +17,7 @@ gain, in a minute or two each, and prove no numbers.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
@@ -55,6 +56,7 @@ MOST_DIAGNOSIS_S = 25.0
 FORMS = ("lossy", "exact")  # lossy treatments allowed, and not
 LOSSY = 0.6  # of the seconds after it
 TURNS, TURN_S = 4, 2.0  # long ones: a loader that fetches ahead has a start in each
+MOST_TURNS_S = 900.0  # with compilation
 LOADER = ("loader-workers={cores}", "pinned-memory")
 STEP = ("fused-optimizer", "compile=default")
 SUITABLE = {
@@ -100,7 +102,10 @@ def examine(name: str, *, size: str, seconds: float | None, say: Callable[[str],
                 texts = [each.format(cores=cores) for each in SUITABLE[name]]
                 item = {"lossy": {"kept": [*texts, *SUITABLE_LOSSY]}, "exact": {"kept": texts}}
             forms = {arm: each["kept"] for arm, each in item.items() if arm in FORMS and "kept" in each}
-            item["turns"] = turns_of(script, command[1:], forms)
+            try:
+                item["turns"] = turns_of(script, command[1:], forms)
+            except (RuntimeError, OSError) as error:  # a form that ends does not cost the tunings
+                item["turns"] = {"plain": {"error": f"{type(error).__name__}: {error}"}}
     return {**item, "took_s": time.monotonic() - began_s, "size": size, "seconds": seconds}
 
 
@@ -193,12 +198,13 @@ def text_of(dose: Dose) -> str:
 
 def turns_of(script: Path, arguments: list[str], forms: dict[str, list[str]]) -> Item:
     """The script by hand and under treatments, each against the script as it is."""
-    jobs = {"plain": Job(script, arguments), "by hand": Job(script, [*arguments, "--by-hand"])}
+    start = functools.partial(Job, script, limit_s=MOST_TURNS_S)
+    jobs = {"plain": start(arguments), "by hand": start([*arguments, "--by-hand"])}
     for arm, texts in forms.items():
         path = script.with_name(f"{arm}.toml")
         kept = [Kept(name=dose.name, value=dose.value) for dose in map(read_dose, texts)]
         save_prescription(Prescription(treatments=tuple(kept)), path)
-        jobs[arm] = Job(script, arguments, launcher=("-m", "flatout", "run", "--with", str(path)))
+        jobs[arm] = start(arguments, launcher=("-m", "flatout", "run", "--with", str(path)))
     found: Item = {}
     try:
         for arm, job in list(jobs.items()):
