@@ -145,7 +145,7 @@ def mended(rule: str, *, workers: int = 2) -> str:
     folder = PLANTED / rule
     if rule not in FIXES:
         return (folder / "clean.py").read_text()
-    text = (folder / "planted.py").read_text()
+    text = (folder / "planted.py").read_text().replace("# guilty, largest", "# guilty")
     for old, new in FIXES[rule]:
         if text.count(old) != 1:
             raise ValueError(f"tests/planted/{rule}/planted.py does not hold {old.strip()!r} once")

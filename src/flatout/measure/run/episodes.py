@@ -294,7 +294,10 @@ def _kind(cause: Cause, tally: Tally, *, has_loader: bool) -> EpisodeKind:
     calls_model = tally.more_calls or any(look.in_model for look in tally.looks)
     if ROLLS_OUT.search(names) or (calls_model and not has_loader):
         return "rollout"
-    return "evaluation" if calls_model and tally.loads else "other"
+    if calls_model:
+        return "evaluation" if tally.loads else "other"
+    starts = tally.with_epoch and libraries["loading"] * 2 > len(tally.looks)  # `batches = iter(loader)`
+    return "epoch-start" if starts else "other"
 
 
 # -- set-up

@@ -189,6 +189,17 @@ def test_the_start_of_an_epoch_is_found_in_the_loader() -> None:
     assert found.per_step_s == pytest.approx(0.03)
 
 
+@pytest.mark.parametrize(("library", "kind"), [("loading", "epoch-start"), (None, "other")])
+def test_an_iterator_that_is_made_anew_starts_an_epoch(library: str | None, kind: str) -> None:
+    run = Run()
+    for _ in range(3):
+        run.steps(9)
+        start_s, _ = run.step(0.3, epoch_start=True, begins_epoch=True)
+        run.look(MAIN, CALLS, at_s=start_s + 0.1, library=library, callee="__iter__", in_loader=2)
+    (found,) = run.episodes(steps_per_epoch=10.0)
+    assert (found.kind, found.place) == (kind, CALLS)
+
+
 @pytest.mark.parametrize(
     ("function", "has_loader", "in_model", "library", "kind"),
     [
