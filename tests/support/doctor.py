@@ -587,6 +587,8 @@ _COUNTERFACTUALS = (
     "cached",
     "half",
     "tf32",
+    "autocast",
+    "padded-products",
     "channels-last",
     "no-checkpointing",
     "uncompiled",
@@ -802,8 +804,8 @@ SICK = dataclasses.replace(
         matmul_s_by_dtype={"fp32": 0.1},
         top=(),
         copies=(
-            Copy(kind="HtoD pageable", calls_per_step=2.0, total_s=0.05),
-            Copy(kind="HtoD pinned", calls_per_step=2.0, total_s=0.05),
+            Copy(kind="HtoD pageable", calls_per_step=2.0, total_s=0.01),
+            Copy(kind="HtoD pinned", calls_per_step=2.0, total_s=0.01),
         ),
     ),
     memory=Memory(

@@ -1,7 +1,7 @@
 """FO409 misaligned-dimensions
 
 What it does
-Finds linear layers whose sizes keep tensor cores from loading whole pieces: a vocabulary of 50257 words is
+Finds linear layers whose sizes keep tensor cores from loading whole pieces. A vocabulary of 50257 words is
 one.
 
 Why it costs
@@ -36,13 +36,14 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 ARMS = ("padded-products",)
+NEEDS_PROOF = True
 
 
 def detect(evidence: Evidence) -> list[Finding]:
     found = arm_at(evidence, ARMS[0], None) if on_gpu(evidence) else None
     if found is None:
         return []
-    findings = RULE.proven(
+    return RULE.proven(
         evidence,
         found.place,
         f"a layer of {found.value} is computed by slower kernels than one whose sizes are multiples of 64",
@@ -52,4 +53,3 @@ def detect(evidence: Evidence) -> list[Finding]:
         fix="round the layer's sizes up to multiples of 64",
         safety="lossy",
     )
-    return [finding for finding in findings if finding.ceiling is not None]

@@ -47,7 +47,7 @@ FLOAT32 = ("float32", "torch.float32", "fp32")
 
 def detect(evidence: Evidence) -> list[Finding]:
     kernels, gpu = evidence.kernels, evidence.gpu
-    if not on_gpu(evidence) or gpu is None or not _computes_in_float32(evidence):
+    if not on_gpu(evidence) or gpu is None or kernels is None or not _computes_in_float32(evidence):
         return []
     target = _narrow_format(gpu)
     if target is None:
@@ -56,16 +56,13 @@ def detect(evidence: Evidence) -> list[Finding]:
     place = call.place if call is not None else None
     if arm_at(evidence, ARMS[0], place) is None:
         return []
-    figures = []
-    share = None
-    if kernels is not None:
-        share = share_of(_wide_products_s(kernels), kernels.step_s)
-        profiled = show_seconds(kernels.step_s)
-        figures = [
-            f"{name} matrix products: {show_seconds(seconds)} of {profiled} per profiled step"
-            for name, seconds in sorted(kernels.matmul_s_by_dtype.items())
-        ]
-        figures.append(f"the GPU is busy {show_share(kernels.busy_share)} of the step")
+    share = share_of(_wide_products_s(kernels), kernels.step_s)
+    profiled = show_seconds(kernels.step_s)
+    figures = [
+        f"{name} matrix products: {show_seconds(seconds)} of {profiled} per profiled step"
+        for name, seconds in sorted(kernels.matmul_s_by_dtype.items())
+    ]
+    figures.append(f"the GPU is busy {show_share(kernels.busy_share)} of the step")
     scaler = "" if target == "bf16" else " with torch.amp.GradScaler"
     dtype = "torch.bfloat16" if target == "bf16" else "torch.float16"
     return RULE.proven(
@@ -74,7 +71,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         f"32-bit matrix products hold {show_share(share)} of the step; {gpu.name} has {target} units",
         arms=ARMS,
         figures=figures,
-        share=share,
+        share=share or None,
         fix=f'run this forward under torch.autocast("cuda", dtype={dtype}){scaler}',
         safety="lossy",
     )
