@@ -6,7 +6,7 @@
 
 A ceiling is what `flatout diagnose` shows for the guilty line of a script of tests/planted.  The real gain is
 the planted script's step over the mended one's: both run at once and take turns.  DIR holds
-`<rule>/evidence/{planted,clean}_<device>.json` as tests/planted does, `darkroom_<device>.json` and
+`<rule>/evidence/{planted,clean}_<device>.json.gz` as tests/planted does, `darkroom_<device>.json` and
 `gains_<device>.json`.
 """
 
@@ -170,7 +170,7 @@ def workers_of(rule: str, findings: Sequence[Finding], evidence: Evidence) -> in
 
 
 def _recording(folder: Path, rule: str, stem: str, device: str) -> Path:
-    path = folder / rule / "evidence" / f"{stem}_{device}.json"
+    path = folder / rule / "evidence" / f"{stem}_{device}.json.gz"
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -185,7 +185,7 @@ def read(folder: Path, gains_folder: Path | None = None) -> dict[str, Any]:
     gains = known_gains(gains_path)
     rows, scores, hardware = [], [], device
     for rule in rules_of(None):
-        path = folder / rule / "evidence" / f"planted_{device}.json"
+        path = folder / rule / "evidence" / f"planted_{device}.json.gz"
         if not path.exists():
             continue
         evidence = load_evidence(path)
@@ -193,7 +193,7 @@ def read(folder: Path, gains_folder: Path | None = None) -> dict[str, Any]:
         if rule in gains and has_guilty_line(rule, evidence.job.device):
             rows.append(row_of(rule, evidence, gains[rule]))
         for stem in ("planted", "clean"):
-            recording = folder / rule / "evidence" / f"{stem}_{device}.json"
+            recording = folder / rule / "evidence" / f"{stem}_{device}.json.gz"
             if recording.exists():
                 case = score.Case(rule=rule, script=PLANTED / rule / f"{stem}.py", recording=recording)
                 scores.append(score.run(case))

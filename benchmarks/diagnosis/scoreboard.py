@@ -56,7 +56,7 @@ CODES = {rule.name: rule.code for rule in all_rules()}
 
 def recorded(case: Case, state: Path) -> Case:
     """The case as it was run here, or itself when it was not yet, or with another text of the script."""
-    for path in sorted((state / case.rule / "evidence").glob(f"{case.script.stem}_*.json")):
+    for path in sorted((state / case.rule / "evidence").glob(f"{case.script.stem}_*.json.gz")):
         found = replace(case, recording=path)
         if path.stem.rpartition("_")[0] == case.script.stem and score.run(found).error is None:
             return found

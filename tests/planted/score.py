@@ -14,7 +14,7 @@ Two remedies of one wait, a line and its loader, are both the largest.  Everythi
 script is wrong.  The scripts of `decoys/` have no fault, or one whose remedy is another than the usual one:
 each has at least one line that a hasty eye would blame.  Those of `several/` have two or three faults.  Live
 runs use `flatout diagnose` on this machine; evidence recorded on another
-(`<folder>/evidence/<script>_<device>.json`) is replayed, so that rules which need a GPU are scored without
+(`<folder>/evidence/<script>_<device>.json.gz`) is replayed, so that rules which need a GPU are scored without
 one.  A recording whose source lines differ from the script is stale, and an error.
 
     python tests/planted/score.py                        live runs and replays, exit code 1 on any fault
@@ -85,7 +85,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        how = "live" if self.recording is None else self.recording.stem.rpartition("_")[2]
+        how = "live" if self.recording is None else self.recording.name.partition(".")[0].rpartition("_")[2]
         return f"{self.rule}/{self.script.stem} {how}"
 
 
@@ -140,8 +140,8 @@ def cases(*, only: str | None = None, live: bool = True, planted: Path = PLANTED
 def _cases_of(script: Path, *, live: bool) -> list[Case]:
     recordings = [
         path
-        for path in sorted((script.parent / "evidence").glob(f"{script.stem}_*.json"))
-        if path.stem.rpartition("_")[0] == script.stem
+        for path in sorted((script.parent / "evidence").glob(f"{script.stem}_*.json.gz"))
+        if path.name.rpartition("_")[0] == script.stem
     ]
     given = [None, *recordings] if live else recordings
     return [Case(rule=script.parent.name, script=script, recording=recording) for recording in given]
@@ -239,7 +239,7 @@ def run(case: Case, *, record: Path | None = None) -> Score:
         # What was not said is missed, whatever the reason.
         return dataclasses.replace(judge(case, [], device="unknown"), device=None, error=str(error))
     if record is not None and case.recording is None:
-        name = f"{case.script.stem}_{slug(evidence)}.json"
+        name = f"{case.script.stem}_{slug(evidence)}.json.gz"
         save_evidence(evidence, record / case.rule / "evidence" / name)
     return judge(case, findings, device=evidence.job.device)
 

@@ -1,8 +1,10 @@
-"""Evidence on disk: one JSON document, whole or not there at all."""
+"""Evidence on disk: one JSON document, whole or not there at all; compressed where its name ends in .gz."""
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +13,22 @@ from flatout.ground.codec import WrongShape, decode
 from flatout.ground.errors import EvidenceUnreadable
 from flatout.measure.evidence import EVIDENCE_VERSION, Evidence
 
+MOST_BYTES = 256 << 20  # of a compressed file: evidence takes five million
+
 
 def save_evidence(evidence: Evidence, path: Path) -> None:
     """Write the document; a reader never sees half a file."""
-    replace_whole(path, json.dumps(evidence.to_json(), allow_nan=False, separators=(",", ":")).encode())
+    text = json.dumps(evidence.to_json(), allow_nan=False, separators=(",", ":")).encode()
+    replace_whole(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
 def load_evidence(path: Path) -> Evidence:
     """Read an Evidence file, or raise EvidenceUnreadable with one sentence."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = _read_bytes(path).decode("utf-8")
     except FileNotFoundError:
         raise EvidenceUnreadable(f"no Evidence file at {path}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise EvidenceUnreadable(f"{path} cannot be read: {error}") from None
     try:
         data = json.loads(text)
@@ -33,6 +38,16 @@ def load_evidence(path: Path) -> Evidence:
             hint="it was cut or edited; run flatout diagnose again",
         ) from None
     return decode_evidence(data, name=str(path))
+
+
+def _read_bytes(path: Path) -> bytes:
+    if path.suffix != ".gz":
+        return path.read_bytes()
+    with gzip.open(path) as file:
+        text = file.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise EvidenceUnreadable(f"{path} holds more than {MOST_BYTES >> 20} MiB")
+    return text
 
 
 def decode_evidence(data: Any, *, name: str) -> Evidence:

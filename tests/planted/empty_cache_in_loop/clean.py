@@ -5,13 +5,12 @@ import copy
 import torch
 from torch import nn
 
-cuda = torch.cuda.is_available()
-device = torch.device("cuda" if cuda else "cpu")
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 torch.manual_seed(3)
 inputs = torch.randn(4096, 256, device=device)
 model = nn.Sequential(*(each for _ in range(8) for each in (nn.Linear(256, 256), nn.SiLU()))).to(device)
 average = copy.deepcopy(model).requires_grad_(False)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=cuda)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
 
 def update_average():
@@ -20,7 +19,7 @@ def update_average():
 
 torch.cuda.empty_cache()
 for step in range(20000):
-    x = inputs[torch.randint(0, len(inputs), (4096 if cuda else 256,), device=device)]
+    x = inputs[torch.randint(0, len(inputs), (256,), device=device)]
     loss = nn.functional.mse_loss(model(x), x)  # also: launch-bound-step, no-mixed-precision on cuda
     optimizer.zero_grad()
     loss.backward()

@@ -393,7 +393,7 @@ def test_on_a_gpu_only_its_idle_time_counts() -> None:
         assert (words is not None and "the GPU is idle for 60 % of the step" in words) == said
 
 
-RECORDED = sorted((ROOT / "tests" / "planted").glob("*/evidence/*.json"))
+RECORDED = sorted((ROOT / "tests" / "planted").glob("*/evidence/*.json.gz"))
 
 
 def test_nothing_costs_time_is_said_of_no_recorded_job_that_loses_a_tenth() -> None:

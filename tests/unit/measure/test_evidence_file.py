@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from flatout.ground.codec import encode
 from flatout.ground.errors import EvidenceUnreadable
+from flatout.measure import evidence_file
 from flatout.measure.evidence import EVIDENCE_VERSION
 from flatout.measure.evidence_file import decode_evidence, load_evidence, save_evidence
 from tests.support import doctor as builders
@@ -93,6 +94,19 @@ def test_what_cannot_be_read_is_said_in_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "binary.json").write_bytes(b"\xff\xfe\x00\x01")
     with pytest.raises(EvidenceUnreadable, match="cannot be read"):
         load_evidence(tmp_path / "binary.json")
+
+
+def test_a_name_that_ends_in_gz_is_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, evidence = tmp_path / "e.json.gz", builders.evidence()
+    save_evidence(evidence, path)
+    assert path.read_bytes()[:2] == b"\x1f\x8b"
+    assert load_evidence(path) == evidence
+    monkeypatch.setattr(evidence_file, "MOST_BYTES", 100)
+    with pytest.raises(EvidenceUnreadable, match="holds more than"):
+        load_evidence(path)
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(EvidenceUnreadable, match="cannot be read"):
+        load_evidence(path)
 
 
 def test_what_diagnose_prints_as_json_holds_evidence_too(tmp_path: Path) -> None:
