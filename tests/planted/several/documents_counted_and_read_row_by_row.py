@@ -9,7 +9,7 @@ NUM_WORDS = 32
 
 
 class Documents(Dataset):
-    def __init__(self, number=2048, length=250):
+    def __init__(self, number=2048, length=120):
         self.documents = np.random.default_rng(41).integers(0, NUM_WORDS, (number, length))
 
     def __len__(self):

@@ -1,4 +1,4 @@
-"""Train an ensemble one member after the other, and draw the losses as characters every twenty steps."""
+"""Train an ensemble one member after the other, and draw the losses as characters every fifty steps."""
 
 import torch
 from torch import nn
@@ -24,7 +24,7 @@ data = torch.randn(4096, 16)
 targets = data.square().mean(1, keepdim=True)
 members = [member() for _ in range(16)]
 optimizer = torch.optim.SGD([parameter for each in members for parameter in each.parameters()], lr=1e-3)
-losses, picture = [1.0] * 4000, ""
+losses, picture = [1.0] * 10_000, ""
 
 for step in range(50_000):
     chosen = torch.randint(0, len(data), (64,))
@@ -35,6 +35,6 @@ for step in range(50_000):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if step % 20 == 0:
+    if step % 50 == 0:
         losses = [*losses[1:], loss.item()]
         picture = draw(losses)  # guilty: stall-between-steps
