@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "memory" / "results"
 NOT_MEASURED = "*Not measured yet.*"
 OURS, PROBED, REPAIRED = "flatout", "flatout with probe", "flatout, failures repaired"
-NATIVE = "flatout, natively"
+NATIVE, BY_INDUCTOR = "flatout, natively", "inductor's plan"
 QUANTITIES = ("allocated", "reserved")
 ANSWERS = {"safe": "safe", "tight": "tight, with flushes", "limit": "limit, nothing kept free"}
 
@@ -37,6 +37,7 @@ def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
         "expandable": expandable,
         "finder": finder,
         "native": native,
+        "compiled": compiled,
     }
     return fill(markdown, tables, owner="memory", folder=folder)
 
@@ -71,6 +72,8 @@ def accuracy(folder: Path) -> str:
         "**second unseen set, first look**": (second, OURS),
         "the same, failures repaired before measuring": (second, REPAIRED),
         "second unseen set, looked at since": (latest(folder, "unseen-second-estimates"), OURS),
+        "**third unseen set, first look**": (latest(folder, "unseen-third-first-look"), OURS),
+        "third unseen set, looked at since": (latest(folder, "unseen-third-estimates"), OURS),
     }
     if estimates is None:
         return NOT_MEASURED
@@ -206,6 +209,23 @@ def native(folder: Path) -> str:
     torch_version = table["estimated_with"]["torch"]
     told = f"Traced on one {table['hardware']} with torch {torch_version}, {table['date']}."
     return "\n".join([told, "", *lines])
+
+
+def compiled(folder: Path) -> str:
+    """Compiled steps: how far the eager estimate is off and, where it has an answer, inductor's plan."""
+    table = latest(folder, "compiled-first-look")
+    if table is None:
+        return NOT_MEASURED
+    arms = {"eager estimate": OURS, "inductor's plan": BY_INDUCTOR}
+    heads = [f"{words}: {quantity}" for words in arms for quantity in QUANTITIES]
+    lines = [row(["configuration", *heads]), "|---|" + "--:|" * len(heads)]
+    for each in table["rows"]:
+        found = [
+            each["errors"].get(arm, {}).get(quantity) for arm in arms.values() for quantity in QUANTITIES
+        ]
+        cells = ["no answer" if share is None else f"{100 * share:+.1f} %" for share in found]
+        lines.append(row([f"`{each['label']}`", *cells]))
+    return "\n".join(lines)
 
 
 def flushes(folder: Path) -> str:

@@ -33,6 +33,7 @@ from benchmarks.memory.table import RESULTS, latest_table, measured_rows, read_t
 GIB = 2**30
 HARDWARE = "NVIDIA H200"
 REPAIRED = "flatout, failures repaired"
+BY_INDUCTOR = "inductor's plan"
 
 
 def predict(name: str, *, width: int) -> list[dict[str, Any]]:
@@ -69,14 +70,19 @@ def shown(answer: dict[str, Any]) -> str:
     return f"{answer['allocated'] / GIB:7.3f} / {answer['reserved'] / GIB:7.3f} GiB"
 
 
-def compare_all(table: dict[str, Any], predictions: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each measured configuration beside what was predicted of it."""
+def compare_all(
+    table: dict[str, Any], predictions: dict[str, Any], plan: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
+    """Each measured configuration beside what was predicted of it, and what inductor's plan says."""
     predicted = {row["label"]: row for row in predictions["rows"]}
+    planned = {row["label"]: row for row in (plan or {"rows": []})["rows"]}
     compared = []
     kept = ("allocated", "reserved", "error")
     for configuration, row in measured_rows(table):
         first = predicted[configuration.label]
         arms = {OURS: first, REPAIRED: first.get("repaired", first)}
+        if configuration.label in planned:
+            arms = {OURS: first, BY_INDUCTOR: planned[configuration.label]}
         answers = {name: {key: arm[key] for key in kept if key in arm} for name, arm in arms.items()}
         compared.append(compare(row, answers))
         print(show(compared[-1]))
@@ -118,7 +124,8 @@ def main() -> int:
         print(f"results/ has no {name} and {name}-predictions to compare")
         return 2
     table = read_table(path)
-    compared = compare_all(table, read_table(predictions))
+    plan = latest_table(f"{name}-inductor-plan")
+    compared = compare_all(table, read_table(predictions), read_table(plan) if plan else None)
     result = {
         **head,
         "predictions": predictions.name,

@@ -3,8 +3,9 @@
 The reserve holds the gates of every step (LSTM five, GRU six, plain one value per hidden unit) and the
 outputs between layers.  A workspace lives during each call: the weights without their biases, 8 MiB for each
 layer and direction, and values for each step and for each row's state, as the tables below have them.  Under
-autocast the weights are cast into one flat buffer first.  With the first call that drops values out, the
-generator's state is taken for good.
+autocast, of whatever dtype, weights are cast into one flat buffer of float16, inputs and states to float16
+as well, so that the result is float16 too.  With the first call that drops values out, the generator's state
+is taken for good.
 
 In half precision PyTorch asks for kernels that keep one layer's weights on the chip (`_is_persistent` has its
 conditions), which take more than twice as much.
@@ -51,6 +52,8 @@ STEPS_FIRST: dict[tuple[str, bool], tuple[float, int]] = {
     ("gru", True): (6.5, 7),
     ("rnn", True): (6.0, 7),
 }
+# stacks in one direction whose input is narrower than their state; they take the input once beside
+NARROW = {"lstm": (5.0, 10), "gru": (4.0, 5)}
 ONE_LAYER = {"lstm": (6.0, 11), "gru": (6.0, 5), "rnn": (6.0, 5)}  # padded, in one direction
 PERSISTENT = {"lstm": (22.0, 8), "rnn": (15.0, 6)}
 SMALL_UNITS = 256
@@ -111,15 +114,19 @@ def _run(
     kind: str, x: Tensor, hx: Any, params: Sequence[Tensor], settings: Sequence[Any], *, rows_first: bool
 ) -> Any:
     num_layers, dropout, train, bidirectional = settings
-    states = list(hx) if isinstance(hx, (list, tuple)) else [hx]
+    weights = _cast(params)
+    dtype = weights[0].dtype
+    states = [state.to(dtype) for state in (hx if isinstance(hx, (list, tuple)) else [hx])]
     how = (kind, num_layers, bidirectional, dropout if train else 0.0, train, len(states), rows_first)
-    return _apply(_Cudnn, *how, x, *states, *_cast(params))
+    return _apply(_Cudnn, *how, x.to(dtype), *states, *weights)
 
 
 def _cast(params: Sequence[Tensor]) -> list[Tensor]:
-    """Return the weights as cuDNN wants them: one flat buffer in the dtype it computes in."""
-    kind = params[0].device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else params[0].dtype
+    """Return the weights as cuDNN wants them: one flat buffer in the dtype it computes in.
+
+    Under autocast that is float16 whatever autocast was asked for: what reads the result casts it again.
+    """
+    dtype = torch.float16 if torch.is_autocast_enabled(params[0].device.type) else params[0].dtype
     # nn.LSTM and its kin lay their weights out flat, but not in bfloat16: those are copied at every call
     if params[0].dtype is dtype and dtype is not torch.bfloat16:
         return list(params)
@@ -167,15 +174,15 @@ class _Cudnn(torch.autograd.Function):
         dtype = weights[0].dtype
         directions, hidden = (2 if bidirectional else 1), states[0].shape[-1]
         _called["recurrent layers"] = None
-        if num_layers > 1 and x.shape[-1] < hidden:
+        is_narrow = num_layers > 1 and x.shape[-1] < hidden
+        is_known = kind in NARROW and x.dim() == 3 and not bidirectional
+        if is_narrow and not is_known:
             _called["narrow recurrent layers"] = None
-        x = x.to(dtype) if x.dtype is not dtype else x
         if dropout and not _lasting:
             state_bytes = DROPOUT_STATE_PER_MULTIPROCESSOR * _target["num_multiprocessors"]
             _lasting.append(x.new_empty(state_bytes, dtype=torch.uint8))
             _called["dropout of recurrent layers"] = None
         steps = x.contiguous()
-        lower = [state.to(dtype) for state in states]
         output = x.new_empty((*x.shape[:-1], hidden * directions), dtype=dtype)
         last = [x.new_empty(state.shape, dtype=dtype) for state in states]
         units = output.numel()
@@ -183,7 +190,10 @@ class _Cudnn(torch.autograd.Function):
         if x.dim() == 3:
             shape = (num_layers, bidirectional, rows_first)
             per_unit, per_state = _padded_workspace(kind, *shape, x=x, hidden=hidden, dtype=dtype)
+        if is_narrow and is_known:
+            per_unit, per_state = NARROW[kind]
         values = (per_unit if train else per_unit - 1) * units + per_state * states[0].numel()
+        values += x.numel() if is_narrow and is_known else 0
         values += sum(weight.numel() for weight in weights if weight.dim() > 1)
         workspace_bytes = int(values * dtype.itemsize) + WORKSPACE_PER_LAYER * num_layers * directions
         workspace = x.new_empty(workspace_bytes, dtype=torch.uint8)
@@ -191,7 +201,7 @@ class _Cudnn(torch.autograd.Function):
         masks = (num_layers - 1) * units * directions // 8 if dropout else 0
         needs = train and any(ctx.needs_input_grad)
         reserve = x.new_empty(kept + masks + RESERVE_HEAD if needs else 0, dtype=torch.uint8)
-        del workspace, lower, steps
+        del workspace, steps
         ctx.save_for_backward(x, output, reserve, *states, *weights)
         ctx.num_kept = 3 + num_states
         ctx.workspace_bytes = workspace_bytes
@@ -207,10 +217,11 @@ class _Cudnn(torch.autograd.Function):
         grad_x = x.new_empty(x.shape, dtype=x.dtype)
         grad_states = [torch.empty_like(state) for state in states]
         workspace = x.new_empty(ctx.workspace_bytes, dtype=torch.uint8)
-        del workspace
+        del workspace, steps, grad_output
+        steps = x.contiguous()  # for the weights, once more
         flat = x.new_empty(sum(weight.numel() for weight in weights), dtype=weights[0].dtype)
         workspace = x.new_empty(ctx.workspace_bytes, dtype=torch.uint8)
-        del workspace, steps, grad_output
+        del workspace, steps
         views = _views(flat, [weight.shape for weight in weights])
         return (*(None,) * 7, grad_x, *grad_states, *views)
 

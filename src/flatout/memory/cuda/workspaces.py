@@ -46,6 +46,8 @@ PRODUCTS = {
     aten.dot.default,
     aten.vdot.default,
     aten._euclidean_dist.default,  # by way of one
+    aten.linalg_lu_solve.default,  # the gradient of a determinant; few small systems alone go elsewhere
+    aten.linalg_solve_triangular.default,
     aten.mm.out,  # of compiled code, as are all that follow
     aten.addmm.out,
     aten.bmm.out,

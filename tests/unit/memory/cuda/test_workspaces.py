@@ -189,6 +189,9 @@ def test_products_take_a_block_once_for_each_direction(
     assert spaces.lasting(aten.addmm.default, in_backward=True) == ()
 
 
-@pytest.mark.parametrize("func", [aten.mv.default, aten.dot.default, aten._euclidean_dist.default])
+@pytest.mark.parametrize(
+    "func",
+    [aten.mv.default, aten.dot.default, aten._euclidean_dist.default, aten.linalg_lu_solve.default],
+)
 def test_whatever_goes_to_cublas_takes_its_block(func: Any) -> None:
     assert Workspaces().lasting(func, in_backward=False) == (32 * MIB,)
