@@ -37,6 +37,12 @@ class Case:
     evidence: Evidence
     source: str  # the text of the user's files
 
+    @property
+    def own_step_s(self) -> float | None:
+        """A step without its wait for a batch, which another treatment may take away."""
+        step_s = self.evidence.step_s
+        return None if step_s is None else step_s - (self.evidence.phase_s("wait") or 0.0)
+
 
 class Switch(Protocol):
     """A treatment in a job under way, turned on and off on the training thread, between steps."""

@@ -127,6 +127,7 @@ class Tuner:
         )
         self._ends_s = math.inf if within_s is None else time.monotonic() + within_s
         self._longest_s = 0.0  # that a trial of a pair took
+        self._later: Sequence[Candidate] = ()  # that were not tried yet
         self.kept: list[Dose] = []
         self.tried: list[Tried] = []
         self.checks: dict[str, str] = {}  # how the numbers of a treatment were verified
@@ -224,13 +225,7 @@ class Tuner:
 
     def _by_ceiling(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Those that may gain most first: as blocks of one run showed, or as the diagnosis measured."""
-        doses = [
-            Dose(name=treatment.name, value=value)
-            for treatment, values in candidates
-            for value in values
-            if treatment.switch is not None
-        ]
-        self._switch(doses)
+        self._switch(_switched(candidates))
         ceilings = ceilings_of(self.evidence)
 
         def rank(candidate: Candidate) -> tuple[float, int]:
@@ -238,6 +233,8 @@ class Tuner:
             labels = [str(Dose(name=treatment.name, value=value)) for value in values]
             shown = [self._in_run[label].ratio for label in labels if label in self._in_run]
             known = shown or [ceilings.get(rule, 1.0) for rule in treatment.rules]
+            if shown and max(shown) < LEAST_GAIN:  # last: others may hold it up
+                known = [0.0]
             return -max(known, default=1.0), ("exact", "reordered", "lossy").index(treatment.safety)
 
         return sorted(candidates, key=rank)
@@ -273,6 +270,7 @@ class Tuner:
 
     def _try_all(self, candidates: Sequence[Candidate]) -> None:
         for number, (treatment, values) in enumerate(candidates):
+            self._later = candidates[number:]
             if self._is_late():
                 self._note(treatment, values[0], "not tried", NO_TIME)
                 continue
@@ -301,7 +299,7 @@ class Tuner:
         """Try the values of a treatment, and keep the best of those that pay."""
         doses = [Dose(name=treatment.name, value=value) for value in values]
         if treatment.switch is not None and self._in_run_on != self.kept:
-            self._switch([dose for dose in doses if not self._gains_nothing(dose)])
+            self._switch(_switched(self._later))  # what was kept may have held the others up
         ceilings = ceilings_of(self.evidence)
         known = [ceilings[rule] for rule in treatment.rules if rule in ceilings]
         paid: list[tuple[Dose, Gain]] = []
@@ -324,10 +322,6 @@ class Tuner:
                 self._note(treatment, dose.value, "kept", self.checks[str(dose)], gain)
             else:
                 self._note(treatment, dose.value, "no gain", f"{best[0] if best else ''} gains more", gain)
-
-    def _gains_nothing(self, dose: Dose) -> bool:
-        known = self._in_run.get(str(dose))
-        return known is not None and known.is_none
 
     def _try_dose(self, treatment: Treatment, dose: Dose) -> Gain | None:
         """What a treatment gains whose numbers are right; else note why it is not kept."""
@@ -541,6 +535,16 @@ def _cannot_be_written(doses: Sequence[Dose]) -> str | None:
     except Refused as refusal:
         return str(refusal)
     return None
+
+
+def _switched(candidates: Sequence[Candidate]) -> list[Dose]:
+    """Those that can be measured in blocks of one run."""
+    return [
+        Dose(name=treatment.name, value=value)
+        for treatment, values in candidates
+        for value in values
+        if treatment.switch is not None
+    ]
 
 
 class _Failed(Exception):

@@ -138,6 +138,16 @@ def test_a_treatment_that_another_makes_needless_is_dropped_again(tmp_path: Path
     assert [str(dose) for dose in done.prescription.doses()] == ["loader-workers 2"]
 
 
+def test_what_another_fault_hid_is_tried_again_once_that_is_gone(tmp_path: Path) -> None:
+    def result(names: set[str]) -> TrialResult:
+        waits_s = 0.01 if "loader-workers 2" in names else 0.1
+        return trial(max(waits_s, 0.02 if "garbage-every 100" in names else 0.05))
+
+    done = tuned(tmp_path, result, only=["garbage-every", "loader-workers=2"])
+    assert {str(dose) for dose in done.prescription.doses()} == {"garbage-every 100", "loader-workers 2"}
+    assert done.total is not None and done.total.ratio == pytest.approx(5.0, rel=0.05)
+
+
 def test_wrong_numbers_are_never_kept_however_fast(tmp_path: Path) -> None:
     def result(names: set[str]) -> TrialResult:
         if "garbage-every 100" in names:

@@ -13,11 +13,10 @@ LEAST_SHARE = 0.1  # of the step, in convolutions
 
 def propose(case: Case) -> list[Value]:
     """Where convolutions take a share of the step."""
-    evidence = case.evidence
-    kernels = evidence.kernels
-    if kernels is None or not kernels.step_s:
+    kernels, step_s = case.evidence.kernels, case.own_step_s
+    if kernels is None or not step_s:
         return []
-    return [True] if kernels.by_category_s.get("convolution", 0.0) >= LEAST_SHARE * kernels.step_s else []
+    return [True] if kernels.by_category_s.get("convolution", 0.0) >= LEAST_SHARE * step_s else []
 
 
 def install(patches: Patches, _value: Value) -> None:

@@ -19,7 +19,7 @@ AHEAD = 2
 def propose(case: Case) -> list[Value]:
     """On a GPU, where copies of batches take a share of the step."""
     evidence = case.evidence
-    step_s, transfer_s = evidence.step_s, evidence.phase_s("transfer") or 0.0
+    step_s, transfer_s = case.own_step_s, evidence.phase_s("transfer") or 0.0
     if evidence.job.device != "cuda" or not step_s or not any(each.trains for each in evidence.loaders):
         return []
     copies = evidence.kernels.copies if evidence.kernels is not None else ()

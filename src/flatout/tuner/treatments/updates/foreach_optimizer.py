@@ -13,7 +13,7 @@ from flatout.tuner.treatments.updates.fused_optimizer import LEAST_SHARE
 def propose(case: Case) -> list[Value]:
     """On a GPU, where an optimizer of torch steps in a loop over parameters and takes a share of the step."""
     evidence = case.evidence
-    kernels, optimizer_s, step_s = evidence.kernels, evidence.phase_s("optimizer"), evidence.step_s
+    kernels, optimizer_s, step_s = evidence.kernels, evidence.phase_s("optimizer"), case.own_step_s
     if evidence.job.device != "cuda" or kernels is None or kernels.optimizer != "for-loop":
         return []
     return [True] if optimizer_s and step_s and optimizer_s >= LEAST_SHARE * step_s else []

@@ -16,7 +16,7 @@ def propose(case: Case) -> list[Value]:
     """Where one of torch's optimizers takes a share of the step and is not fused."""
     evidence = case.evidence
     name = (evidence.job.anchor or "").removesuffix(".step")
-    optimizer_s, step_s = evidence.phase_s("optimizer"), evidence.step_s
+    optimizer_s, step_s = evidence.phase_s("optimizer"), case.own_step_s
     if name not in NAMES or not optimizer_s or not step_s or optimizer_s < LEAST_SHARE * step_s:
         return []
     return [] if evidence.kernels is not None and evidence.kernels.optimizer == "fused" else [True]

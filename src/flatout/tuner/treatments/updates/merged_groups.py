@@ -19,7 +19,7 @@ KNOWS_GROUPS = ("param_groups[", "load_state_dict", "lr_lambda", "LambdaLR", "ad
 def propose(case: Case) -> list[Value]:
     """Where the script makes groups, looks at none of them later, and the optimizer takes a share."""
     evidence = case.evidence
-    optimizer_s, step_s = evidence.phase_s("optimizer"), evidence.step_s
+    optimizer_s, step_s = evidence.phase_s("optimizer"), case.own_step_s
     makes = '"params"' in case.source or "'params'" in case.source
     if not makes or any(word in case.source for word in KNOWS_GROUPS):
         return []
