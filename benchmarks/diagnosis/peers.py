@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-SECONDS = 6.0  # TraceML sees as many seconds of steps
+SECONDS, NUM_TRACED = 6.0, 25  # TraceML sees as many seconds of steps, and steps; below 20 it is not sure
 NUM_STEPS = 10  # in a profile
 LIMIT_S = 120
 
@@ -66,6 +66,15 @@ PATTERNS = {
     "SynchronizedDataLoaderPattern": ("FO1",),
 }
 ON_CUDA_ALONE = ("ExtraCUDACopyPattern", "FP32MatMulPattern")  # elsewhere they speak of every product
+
+TRACEML_HEAD = """import time, torch
+import traceml_ai as traceml
+traceml.init()
+TRACED = []
+def first_module(names):  # for a script that trains a list of them
+    found = [each for value in names.values() for each in (value if isinstance(value, list) else [value])]
+    return next((each for each in found if isinstance(each, torch.nn.Module)), torch.nn.Identity())
+"""
 
 Said = list[tuple[str, int | None]]  # (category, line of the script), most important first
 
@@ -115,10 +124,12 @@ def with_traced_steps(text: str) -> str:
         for loop in _loops(tree)
         if _calls(loop, takes_step) and not any(_calls(inner, takes_step) for inner in _loops(loop))
     ]
-    model = re.search(r"([\w.]+)\.parameters\(\)", text)
-    named = model[1] if model else "torch.nn.Identity()"
+    owners = ["model", *re.findall(r"([\w.]+)\.parameters\(\)", text)]
+    models = [name for name in owners if re.search(rf"(?m)^\s*{re.escape(name)}\b[^=\n]* = ", text)]
     step = ast.parse(
-        f"with traceml.trace_step({named}):\n    pass\nif time.monotonic() > END_S: raise SystemExit"
+        f"with traceml.trace_step({[*models, 'first_module(globals())'][0]}):\n    pass\n"
+        "TRACED.append(time.monotonic())\n"
+        f"if TRACED[-1] - TRACED[0] > {SECONDS} and len(TRACED) > {NUM_TRACED}: raise SystemExit"
     )
     assert isinstance(step.body[0], ast.With)
     step.body[0].body, loop.body = loop.body, step.body
@@ -126,10 +137,7 @@ def with_traced_steps(text: str) -> str:
         isinstance(loop, ast.For) and "DataLoader(" not in text
     ):  # else it sees no wait, and says nothing at all
         loop.iter = ast.parse(f"traceml.wrap_dataloader_fetch({ast.unparse(loop.iter)})", mode="eval").body
-    head = (
-        f"import time\nimport traceml_ai as traceml\ntraceml.init()\nEND_S = time.monotonic() + {SECONDS}\n"
-    )
-    return head + ast.unparse(tree) + "\n"
+    return TRACEML_HEAD + ast.unparse(tree) + "\n"
 
 
 def _is_step(call: ast.Call) -> bool:

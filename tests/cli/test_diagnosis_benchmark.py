@@ -174,6 +174,7 @@ def test_traceml_gets_every_script_with_its_steps_marked(load: Any) -> None:
         text = peers.with_traced_steps(script.read_text())
         compile(text, script.name, "exec")
         assert text.count("with traceml.trace_step(") == 1, script
+        assert text.index("TRACED = []") < text.index("TRACED.append"), script
         assert ("wrap_dataloader_fetch" in text) == ("DataLoader(" not in script.read_text())
 
 
