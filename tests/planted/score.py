@@ -10,12 +10,13 @@ that fault, `clean.py` does the same work without it.  Marks in the scripts say 
     # also: NAME, NAME       these rules may speak of this line too; `, largest` and `on cuda` may follow
     # decoy: NAME            popular advice that is wrong of this line, or of the whole script
 
-Two remedies of one wait, a line and its loader, are both the largest.  Everything else that is said about a
-script is wrong.  The scripts of `decoys/` have no fault, or one whose remedy is another than the usual one:
-each has at least one line that a hasty eye would blame.  Those of `several/` have two or three faults.  Live
-runs use `flatout diagnose` on this machine; evidence recorded on another
-(`<folder>/evidence/<script>_<device>.json.gz`) is replayed, so that rules which need a GPU are scored without
-one.  A recording whose source lines differ from the script is stale, and an error.
+Where a script has another cause that costs more than its planted one, as launches do beside a small copy,
+`also` says so.  Two remedies of one wait, a line and its loader, are both the largest.  Everything else that
+is said about a script is wrong.  The scripts of `decoys/` have no fault, or one whose remedy is another than
+the usual one: each has at least one line that a hasty eye would blame.  Those of `several/` have two or
+three faults.  Live runs use `flatout diagnose` on this machine; evidence recorded on another
+(`<folder>/evidence/<script>_<device>.json.gz`) is replayed, so that rules which need a GPU are scored
+without one.  A recording whose source lines differ from the script is stale, and an error.
 
     python tests/planted/score.py                        live runs and replays, exit code 1 on any fault
     python tests/planted/score.py --only sync_in_step    one rule

@@ -21,7 +21,7 @@ def main():
     for epoch in range(5000):
         for batch in loader:
             batch = batch.to(device)  # guilty on cuda
-            loss = model(batch).square().mean()  # also: launch-bound-step on cuda
+            loss = model(batch).square().mean()  # also: launch-bound-step, largest on cuda
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -23,7 +23,7 @@ for step in range(20000):
     if cuda:
         torch.cuda.synchronize()  # guilty on cuda
     seconds += time.perf_counter() - start
-    loss = model(features).square().mean()  # also: launch-bound-step on cuda
+    loss = model(features).square().mean()  # also: launch-bound-step, largest on cuda
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

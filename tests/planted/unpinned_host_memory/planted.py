@@ -21,7 +21,7 @@ def autoencoder(width):
 
 def run(num_epochs=400, width=2048):
     spectrograms = torch.randn(4096, width)
-    loader = DataLoader(  # also: loader-bound, largest  # also: too-many-workers on cpu
+    loader = DataLoader(  # also: loader-bound  # also: too-many-workers on cpu
         Rows(spectrograms),
         batch_size=1024 if DEVICE == "cuda" else 128,
         shuffle=True,
