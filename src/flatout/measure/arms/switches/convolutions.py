@@ -54,9 +54,10 @@ def images(optimizer: Any) -> list[Any]:
 def propose(context: ArmContext) -> Iterable[Arm]:
     """On a GPU, where convolutions of channels-first weights take a share of the step."""
     kernels = context.kernels
-    if context.device != "cuda" or kernels is None or not kernels.step_s:
+    if context.device != "cuda" or kernels is None or not context.step_s:
         return
-    share = kernels.by_category_s.get("convolution", 0.0) / kernels.step_s
+    # of an ordinary step: the profiler makes steps longer, but not kernels
+    share = kernels.by_category_s.get("convolution", 0.0) / context.step_s
     weights = [tensor for optimizer in context.optimizers for tensor in images(optimizer)]
     if share >= LEAST_SHARE and weights and all(weight.is_contiguous() for weight in weights):
         arm = ChannelsLast(context.optimizers, suspicion=FREED * min(1.0, share))
