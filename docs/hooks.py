@@ -134,7 +134,7 @@ def house_page() -> str:
 def python_page() -> str:
     """The public names of `flatout`: functions with their signatures, dataclasses with their fields."""
     lines = ["# Python API", "", docstring(flatout), ""]
-    for name in flatout.__all__:
+    for name in dir(flatout):
         if name.startswith("_"):
             continue
         value = getattr(flatout, name)
