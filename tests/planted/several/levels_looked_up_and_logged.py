@@ -30,4 +30,4 @@ for step in range(50_000):
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    log.info("step %d noise %s", step, noise[:64, :4].tolist())  # guilty: logging-every-step
+    log.info("step %d noise %s", step, noise[:64, :8].tolist())  # guilty: logging-every-step
