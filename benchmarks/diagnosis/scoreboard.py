@@ -199,7 +199,7 @@ def peers_on(path: Path, judged: Sequence[Score]) -> dict[str, Any]:
     """The others and Flatout on the scripts that all of them met on one device."""
     device = path.stem.removeprefix("peers_")
     kind = "cpu" if device == "cpu" else "cuda"
-    ours = {_key(one.case): one for one in judged if _device(one.case) == device}
+    ours = {_key(one.case): one for one in judged if one.case.name.endswith(f" {device}")}
     tools: list[dict[str, Any]] = []
     for peer, entry in _load(path).items():
         answers = {key: answer for key, answer in entry["cases"].items() if key in ours}
@@ -219,10 +219,6 @@ def peers_on(path: Path, judged: Sequence[Score]) -> dict[str, Any]:
         tools[-1] |= {"without_answer": errors, "cannot": entry.get("cannot")}
     tools.insert(0, {"tool": "Flatout", "scripts": len(ours), **score.sums(list(ours.values()))})
     return {"device": device, "tools": tools}
-
-
-def _device(case: Case) -> str | None:
-    return case.recording.stem.rpartition("_")[2] if case.recording is not None else None
 
 
 def by_rule(judged: Sequence[Score], ceilings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -271,7 +271,7 @@ def test_the_scoreboard_is_judged_from_what_lies_there(
     board = load("scoreboard")
     clean = tmp_path / "loader_bound" / "clean.py"
     clean.write_text("loader = 1\n")
-    on_gpu = dataclasses.replace(loader_case, recording=tmp_path / "planted_h200.json")
+    on_gpu = dataclasses.replace(loader_case, recording=tmp_path / "planted_h200.json.gz")
     cases = [on_gpu, loader_case, dataclasses.replace(loader_case, script=clean)]
     found = board.judge_peer(
         on_gpu, [("L", 1), ("S", None)], device="cuda", meanings={"L": ("FO105",), "S": ("FO202",)}
