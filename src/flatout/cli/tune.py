@@ -246,7 +246,7 @@ def _show(done: Tuning, out: Path) -> None:
         f"It repeats {repeats}; by themselves losses vary by up to {done.envelope or 0:.1e} of the loss."
     )
     if done.total is None:
-        console.print("Nothing pays: the script runs as fast as these treatments can make it.")
+        console.print(done.why_nothing())
         return
     console.print(
         f"All that is kept: {_show_gain(done.total)} faster. Run it so: flatout run; kept in {out}."

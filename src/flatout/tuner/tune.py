@@ -47,6 +47,7 @@ MOST_SOURCE = 4 << 20
 USABLE, PEAK_FACTOR, CONTEXT_BYTES, CORES_EACH = 0.85, 1.25, 1 << 30, 2  # of trials beside each other
 
 TRIALS_AT_END = 2 * FEWEST_PAIRS + 2  # of all that was kept together; and the one that is under way
+NOISE_PAIRS, NOISE_SHARE = 2, 0.25  # of the job against itself: the fewest, and of the time for more of them
 ALL_OF_IT = 0.9  # of a measured ceiling: no other value of a treatment is tried
 LIKELY_PAIRS = 2  # that a treatment is asked for: most gain nothing, and two show it
 
@@ -93,6 +94,13 @@ class Tuning:
     envelope: float | None = None  # by how much of the loss runs of the job itself differ, at most
     job: JobGain | None = None  # of all that was kept, with what it costs at the start
 
+    def why_nothing(self) -> str:
+        """The answer where nothing was kept."""
+        untried = sum(each.reason == NO_TIME for each in self.tried)
+        if not untried:
+            return "Nothing that was tried pays: the script runs as fast as these treatments can make it."
+        return f"Nothing is proven: for {untried} of {len(self.tried)} treatments no time was left."
+
 
 class Tuner:
     """Tries the treatments of one job."""
@@ -125,7 +133,8 @@ class Tuner:
             journal=journal,
             ranks=evidence.job.world_size,
         )
-        self._ends_s = math.inf if within_s is None else time.monotonic() + within_s
+        self._within_s = math.inf if within_s is None else within_s
+        self._ends_s = time.monotonic() + self._within_s
         self._longest_s = 0.0  # that a trial of a pair took
         self._later: Sequence[Candidate] = ()  # that were not tried yet
         self.kept: list[Dose] = []
@@ -176,7 +185,10 @@ class Tuner:
         self.on_progress(NOISE)
         alike = pair_of([], [])
         self.trials.expect("noise", [*[alike] * FEWEST_PAIRS, (((), {"nudge": True}),)])
-        pairs = self.pairs[NOISE] = [self._run_pair([], []) for _ in range(FEWEST_PAIRS)]
+        pairs = self.pairs[NOISE] = []
+        until_s = self._ends_s - (1 - NOISE_SHARE) * self._within_s if self._within_s < math.inf else math.inf
+        while len(pairs) < FEWEST_PAIRS and (len(pairs) < NOISE_PAIRS or time.monotonic() < until_s):
+            pairs.append(self._run_pair([], []))
         runs = [run for pair in pairs for run in pair]
         for run in runs:
             if reason := verdict.failure(run):
@@ -280,7 +292,8 @@ class Tuner:
 
     def _is_late(self) -> bool:
         """Whether the time that is left is needed to show what all that was kept gains together."""
-        return time.monotonic() + TRIALS_AT_END * self._longest_s > self._ends_s
+        trials = TRIALS_AT_END if self.kept else 2
+        return time.monotonic() + trials * self._longest_s > self._ends_s
 
     def _expect(self, treatment: Treatment, values: Sequence[bool | int | str]) -> None:
         """Tell what the values of a treatment will ask for, if nothing else is kept before."""

@@ -56,7 +56,7 @@ def show_gain(gain: Gain | None) -> str:
 
 def _verdict(done: Tuning) -> str:
     if done.total is None:
-        return "Nothing that was tried pays: the script runs as fast as these treatments can make it."
+        return done.why_nothing()
     kept = ", ".join(str(each) for each in (*done.prescription.patch_doses(), *done.prescription.doses()))
     return f"{show_ratio(done.total.ratio)} faster with {kept}; the numbers were verified."
 
