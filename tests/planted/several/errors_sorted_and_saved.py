@@ -15,11 +15,11 @@ def note_errors(histogram, errors):
 def main():
     torch.manual_seed(43)
     words = nn.Embedding(200_000, 64).requires_grad_(False)
-    model = nn.Sequential(words, nn.Flatten(), nn.Linear(64 * 4, 1))
+    model = nn.Sequential(words, nn.Flatten(), nn.Linear(64, 1))
     optimizer = torch.optim.SGD(model[2].parameters(), lr=0.01)
     histogram = [0] * NUM_BINS
     for step in range(1, 100_000):
-        tokens, targets = torch.randint(200_000, (4096, 4)), torch.randn(4096)
+        tokens, targets = torch.randint(200_000, (16384, 1)), torch.randn(16384)
         errors = model(tokens).squeeze(1) - targets
         optimizer.zero_grad()
         errors.square().mean().backward()

@@ -14,8 +14,8 @@ def note_errors(histogram, errors):
 
 def main():
     torch.manual_seed(52)
-    rows = TensorDataset(torch.randn(65536, 32), torch.randn(65536, 8))
-    model = nn.Linear(32, 8)
+    rows = TensorDataset(torch.randn(65536, 32), torch.randn(65536, 10))
+    model = nn.Linear(32, 10)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     loader = DataLoader(rows, batch_size=1024, shuffle=True)  # guilty: rows-one-by-one-from-memory, largest
     histogram = [0] * NUM_BINS
