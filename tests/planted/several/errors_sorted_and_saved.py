@@ -1,4 +1,4 @@
-"""Sort the errors into a histogram one by one in every step, and write the whole model every five steps."""
+"""Sort the errors into a histogram one by one in every step, and write the whole model every ten steps."""
 
 import torch
 from torch import nn
@@ -7,7 +7,7 @@ NUM_BINS = 10
 
 
 def note_errors(histogram, errors):
-    for error in errors.tolist():  # guilty: costly-block
+    for error in errors.tolist():  # guilty: costly-block, largest
         position = min(int(abs(error) * NUM_BINS), NUM_BINS - 1)
         histogram[position] += 1
 
@@ -25,8 +25,8 @@ def main():
         errors.square().mean().backward()
         optimizer.step()
         note_errors(histogram, errors.detach())
-        if step % 5 == 0:
-            torch.save(model.state_dict(), "last.pt")  # guilty: blocking-checkpoint, largest
+        if step % 10 == 0:
+            torch.save(model.state_dict(), "last.pt")  # guilty: blocking-checkpoint
 
 
 if __name__ == "__main__":
