@@ -60,8 +60,8 @@ def estimate_all(chosen: list[Configuration], *, width: int) -> dict[str, dict[s
 
 
 def without_places(answer: dict[str, Any]) -> dict[str, Any]:
-    """An error without the line it was raised at, which names folders of this machine."""
-    return {"error": answer["error"].partition(" (at ")[0]} if "error" in answer else answer
+    """The first line of an error without the place it was raised at, which names folders of this machine."""
+    return {"error": answer["error"].partition(" (at ")[0].splitlines()[0]} if "error" in answer else answer
 
 
 def shown(answer: dict[str, Any]) -> str:

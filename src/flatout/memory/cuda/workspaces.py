@@ -8,6 +8,7 @@
     transforms     from complex to real numbers overwrite what they read, so they read a copy
     losses         squared and smooth ones are taken for each element before they are averaged, and the
                    average stands in a block of that size
+    affine grids   are a product of the places themselves, all of them written out
     rolls          go along one dimension at a time, each into a tensor of its own
     CTC            its backward walks the targets from their end, and keeps as much as the forward did
     layer norms    read rows in one piece: what lies otherwise is copied first.  Weights of many narrow rows
@@ -46,6 +47,7 @@ PRODUCTS = {
     aten.dot.default,
     aten.vdot.default,
     aten._euclidean_dist.default,  # by way of one
+    aten.affine_grid_generator.default,  # by way of one too
     aten.linalg_lu_solve.default,  # the gradient of a determinant; few small systems alone go elsewhere
     aten.linalg_solve_triangular.default,
     aten.mm.out,  # of compiled code, as are all that follow
@@ -88,6 +90,7 @@ class Workspaces:
             aten._euclidean_dist.default: _distances,
             aten.roll.default: _roll,
             aten.index_put.default: _index_put,
+            aten.affine_grid_generator.default: _base_grid,
             aten.upsample_bilinear2d_backward.default: _copy_in_one_piece,
             aten.convolution_backward.default: convolutions.before_backward,
         }
@@ -227,6 +230,12 @@ def _roll(args: Any, kwargs: Any) -> tuple[Group, ...]:
     between = (_bytes_of(x),) * (len(dims) - 1)
     copy = _in_one_piece(x)
     return (*copy, between) if between else copy
+
+
+def _base_grid(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """The places that are moved, as coordinates with a one after them."""
+    theta, (batch_size, _channels, *sides) = args[0], args[1]
+    return ((batch_size * math.prod(sides) * theta.shape[-1] * theta.dtype.itemsize,),)
 
 
 def _copy_of_input(args: Any, kwargs: Any) -> tuple[Group, ...]:

@@ -119,6 +119,12 @@ def test_the_weight_of_a_layer_norm_of_many_rows_is_summed_by_blocks(
     assert Workspaces().of(backward, (x, x, [width], None, None, None, None, [True, False, False]), {}) == ()
 
 
+def test_an_affine_grid_writes_its_places_out_and_takes_a_product() -> None:
+    args = (meta(4, 2, 3, dtype=torch.float32), [4, 3, 16, 8], False)
+    assert Workspaces().before(aten.affine_grid_generator.default, args, {}) == ((4 * 16 * 8 * 3 * 4,),)
+    assert Workspaces().lasting(aten.affine_grid_generator.default, in_backward=False) == (32 * MIB,)
+
+
 def test_a_roll_goes_along_one_dimension_at_a_time() -> None:
     x = meta(4, 8, 8, 16)
     before = Workspaces().before
