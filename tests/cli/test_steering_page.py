@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner
 
 from flatout.cli.app import application
 from flatout.engines.steering.report.record import load_record
-from flatout.engines.steering.settings import METHODS, NAMES
+from flatout.engines.steering.settings import METHODS, SearchSettings
 from flatout.engines.steering.trials.steering import WHERE
 from tests.support.steering import write_tiny
 from tests.support.warm_python import warm
@@ -72,4 +73,4 @@ def test_flags_of_the_commands_exist() -> None:
 @pytest.mark.parametrize("name", [*METHODS, *WHERE, "rungs", "shares"])
 def test_methods_places_and_settings_are_named(name: str) -> None:
     assert f"`{name}`" in PAGE.read_text(encoding="utf-8")
-    assert name in (*METHODS, *WHERE, *NAMES)
+    assert name in (*METHODS, *WHERE, *(each.name for each in fields(SearchSettings)))

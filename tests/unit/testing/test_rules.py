@@ -138,7 +138,7 @@ def test_a_package_adds_a_rule_by_its_entry_point(tmp_path: Path) -> None:
         script.parent.mkdir(parents=True, exist_ok=True)
         script.write_text("print('no step')\n")
     script.with_name("evidence").mkdir()
-    save_evidence(replace(SICK, sources={}), script.with_name("evidence") / "planted_cpu.json")
+    save_evidence(replace(SICK, sources={}), script.with_name("evidence") / "planted_cpu.json.gz")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from pathlib import Path\n"
