@@ -9,14 +9,14 @@ look, and is then found at its own line with its full weight.
 from __future__ import annotations
 
 import random
-import sys
 import threading
-from types import CodeType, FrameType
+from collections.abc import Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from flatout.measure.clock import EXCLUDED, FORWARD, now
 from flatout.measure.evidence import Place
-from flatout.measure.lines.stacks import DEEPEST, stack_lines
+from flatout.measure.lines.stacks import DEEPEST, stack_of
 
 if TYPE_CHECKING:
     from flatout.measure.clock import Clock
@@ -71,12 +71,11 @@ class Lookout:
         while not self._ended.wait(self._interval_s * uneven.uniform(0.5, 1.5)):
             try:
                 changed_at = self._clock.last
-                region, frame = self._clock.stack[-1], sys._current_frames().get(self._clock.owner)
+                region, lines = self._clock.stack[-1], stack_of(self._clock.owner)
                 time_s = now()
                 # where the clock changed between the two, the thread may be in another step by now
-                if frame is not None and region != EXCLUDED and self._clock.last == changed_at:
-                    self.looks.append(self._look(frame, region, time_s, time_s - before_s))
-                del frame  # it would keep the variables of a function alive that has ended
+                if lines and region != EXCLUDED and self._clock.last == changed_at:
+                    self.looks.append(self._look(lines, region, time_s, time_s - before_s))
                 before_s = time_s
                 if len(self.looks) >= MOST_LOOKS:
                     self._thin_out()
@@ -87,13 +86,15 @@ class Lookout:
         self.looks = [look._replace(weight_s=2 * look.weight_s) for look in self.looks[::2]]
         self._interval_s *= 2
 
-    def _look(self, frame: FrameType, region: int, time_s: float, weight_s: float) -> Look:
+    def _look(
+        self, lines: Sequence[tuple[CodeType, int]], region: int, time_s: float, weight_s: float
+    ) -> Look:
         places: list[Place] = []
         callee: str | None = None
         library: Library | None = None
         called: str | None = None
         inside: int | None = None  # places that the loader calls
-        for code, line in stack_lines(frame):
+        for code, line in lines:
             if self._user_code.is_user(code):
                 if not places:
                     callee = called

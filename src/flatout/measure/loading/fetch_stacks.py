@@ -10,10 +10,11 @@ import random
 import sys
 import threading
 from collections import Counter
-from types import CodeType, FrameType
+from collections.abc import Sequence
+from types import CodeType
 
 from flatout.measure.evidence import FetchLine, Place, Stacks
-from flatout.measure.lines.stacks import INTERVAL_S, SWITCH_INTERVAL_S, stack_lines, wake_on_time
+from flatout.measure.lines.stacks import INTERVAL_S, SWITCH_INTERVAL_S, stack_of, wake_on_time
 from flatout.measure.user_code import UserCode
 
 Found = Counter[tuple[Place | None, bool, str | None]]  # a line, whether it collates, the library it calls
@@ -64,15 +65,14 @@ class FetchStacks:
         uneven = random.Random(0)  # even intervals would beat with the samples
         while not self._ended.wait(INTERVAL_S * uneven.uniform(0.5, 1.5)):
             self._busy.wait()
-            found, frame = self._found, sys._current_frames().get(self._owner)
-            if frame is not None and self._busy.is_set():
-                self._look(frame, found)
-            del frame  # it would keep the variables of a function alive that has ended
+            found, lines = self._found, stack_of(self._owner)
+            if lines and self._busy.is_set():
+                self._look(lines, found)
 
-    def _look(self, frame: FrameType, found: Found) -> None:
+    def _look(self, lines: Sequence[tuple[CodeType, int]], found: Found) -> None:
         place: Place | None = None
         library: str | None = None
-        for code, line in stack_lines(frame):
+        for code, line in lines:
             if code is self._border:
                 break
             if self._user_code.is_user(code):

@@ -4,6 +4,7 @@ import ctypes
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from flatout.measure import clock as clocks
 from flatout.measure.clock import Clock
 from flatout.measure.evidence import Stacks
-from flatout.measure.lines.stacks import LEAST_SLACK_NS, StackSampler, typical_steps, wake_on_time
+from flatout.measure.lines.stacks import LEAST_SLACK_NS, StackSampler, stack_of, typical_steps, wake_on_time
 from flatout.measure.user_code import UserCode
 
 HERE = Path(__file__)
@@ -100,3 +101,33 @@ def test_a_thread_that_looks_sleeps_no_longer_than_it_asks_to() -> None:
     thread.start()
     thread.join()
     assert found == [LEAST_SLACK_NS]
+
+
+def nested(depth: int) -> Iterator[int]:
+    yield from nested(depth - 1) if depth else range(3)
+
+
+def test_a_stack_is_whole_though_its_thread_goes_on() -> None:
+    """Followed frame by frame in Python, some are cut where a generator was suspended meanwhile."""
+    began, ended, interval_s = threading.Event(), threading.Event(), sys.getswitchinterval()
+
+    def keep_going() -> None:
+        began.set()
+        while not ended.is_set():
+            sum(nested(100))
+
+    thread = threading.Thread(target=keep_going)
+    thread.start()
+    began.wait()
+    sys.setswitchinterval(1e-6)
+    try:
+        assert thread.ident is not None
+        stacks = [stack_of(thread.ident) for _ in range(2000)]
+    finally:
+        sys.setswitchinterval(interval_s)
+        ended.set()
+        thread.join()
+    assert {lines[-1][0].co_name for lines in stacks} == {"_bootstrap"}
+    assert all(type(line) is int for lines in stacks for _code, line in lines)
+    assert stack_of(thread.ident) == []
+    assert stack_of(threading.get_ident())[1][0] is sys._getframe().f_code
