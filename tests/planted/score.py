@@ -261,7 +261,7 @@ def together(cases: Sequence[Case], work: Callable[[Case], Any]) -> Iterator[Fut
     cores = _Cores(TOGETHER)
 
     def work_on(case: Case) -> Any:
-        with cores.taken(0 if case.recording else TOGETHER if _has_workers(case) else 1):
+        with cores.taken(0 if case.recording else TOGETHER if _takes_all_cores(case) else 1):
             print(f"scoring {case.name}", file=sys.stderr, flush=True)
             return work(case)
 
@@ -271,8 +271,9 @@ def together(cases: Sequence[Case], work: Callable[[Case], Any]) -> Iterator[Fut
     pool.shutdown(wait=False)
 
 
-def _has_workers(case: Case) -> bool:
-    return "num_workers" in case.script.read_text()
+def _takes_all_cores(case: Case) -> bool:
+    text = case.script.read_text()
+    return "num_workers" in text or "set_num_threads" in text
 
 
 class _Cores:

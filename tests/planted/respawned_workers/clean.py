@@ -29,7 +29,7 @@ def train(num_epochs=2000):
     best = float("inf")
     for epoch in range(num_epochs):
         total = torch.zeros((), device=device)
-        for signals, labels in loader:
+        for signals, labels in loader:  # also: epoch-start-stall
             optimizer.zero_grad(set_to_none=True)
             loss = nn.functional.cross_entropy(model(signals.to(device)), labels.to(device))
             loss.backward()
