@@ -11,7 +11,7 @@ DEMO_JOB := examples/darkroom/train.py --size small
 TUNE ?= --only one-gather --only garbage-every
 BENCH ?= *
 
-.PHONY: demo test planted fuzz check format bench tables docs
+.PHONY: demo test planted fuzz check format bench upgrade tables docs
 
 # One thread: the example's operators are tiny, and its two loader workers want the cores.  TUNE= stops after
 # the diagnosis; what is kept stays in .flatout, and the example as it is.
@@ -74,6 +74,14 @@ bench: $(INSTALLED)
 	done; \
 	if [ $$count -eq 0 ]; then echo "make bench: no benchmarks/$(BENCH)/run.py" >&2; exit 2; fi
 
+# The newest release of every dependency, written to constraints.txt: run `make check test` next.
+upgrade:
+	$(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	{ echo "# Versions that the tests passed with; \`make upgrade\` writes this file."; \
+	  $(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//'; } > constraints.txt
+	@touch $(INSTALLED)
+
 # Tables of docs/ from the result files of the benchmarks; a test holds them to be current.
 tables: $(INSTALLED)
 	$(BIN)/python docs/tables.py
@@ -82,13 +90,15 @@ docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # One pip call resolves everything together: the torch pinned in the dev extra decides which build comes,
-# and a torch-dependent package installed earlier would bring another.  An install that was interrupted
+# and a torch-dependent package installed earlier would bring another.  constraints.txt keeps the versions
+# the tests last passed with, so that a release of somebody else's changes no answer; `make upgrade` takes
+# the newest instead and writes them there.  An install that was interrupted
 # leaves its marker behind and is made again from nothing.
-$(INSTALLED): pyproject.toml
+$(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	{ echo "flatout needs Python 3.11 or later; $(PYTHON) is not. Try: make PYTHON=python3.12" >&2; exit 2; }
 	@if [ -e $(VENV)/.installing ] || ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	  $(PYTHON) -m venv --clear $(VENV); fi
 	@touch $(VENV)/.installing
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@mv $(VENV)/.installing $@ && touch $@

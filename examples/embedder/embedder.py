@@ -78,7 +78,11 @@ class Embedder(nn.Module):
     ) -> None:
         """Named and called as in transformers, so that tools can switch it on from outside."""
         for encoder in self.encoders:
-            encoder.gradient_checkpointing_enable(gradient_checkpointing_kwargs)
+            # transformers 5.23 renamed the method, and warns at the old name.
+            enable = getattr(
+                encoder, "activation_checkpointing_enable", encoder.gradient_checkpointing_enable
+            )
+            enable(gradient_checkpointing_kwargs)
 
     def forward(self, texts: Texts) -> tuple[Tensor, Tensor]:
         """Embeddings of the rows, and how unevenly the experts were used for them."""

@@ -51,13 +51,16 @@ def make_parts(job: Job, recipe: Recipe, *, device: str) -> Parts:
 
 
 def _enable_checkpointing(model: nn.Module, name: str) -> None:
-    enable = getattr(model, "gradient_checkpointing_enable", None)
-    if enable is None:
-        raise BadInput(
-            f"{name} has no gradient_checkpointing_enable, so checkpointing cannot be switched on",
-            hint="give the model that method, or plan without checkpointing",
-        )
-    enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    # transformers 5.23 gave the method its second name, and warns at the first.
+    for kind in ("activation", "gradient"):
+        enable = getattr(model, f"{kind}_checkpointing_enable", None)
+        if enable is not None:
+            enable(**{f"{kind}_checkpointing_kwargs": {"use_reentrant": False}})
+            return
+    raise BadInput(
+        f"{name} has no gradient_checkpointing_enable, so checkpointing cannot be switched on",
+        hint="give the model that method, or plan without checkpointing",
+    )
 
 
 def autocast(recipe: Recipe, *, device: str) -> AbstractContextManager[Any]:
