@@ -84,13 +84,10 @@ def test_python_runs(block: Block, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_verbs_that_are_here_are_the_verbs_of_the_command() -> None:
+def test_the_table_of_verbs_lists_every_command() -> None:
     from flatout.cli.app import application
 
-    rows = re.findall(
-        r"^\| `flatout (\w+)` \|.*\| (here|planned) \|$", README.read_text(), flags=re.MULTILINE
-    )
-    listed = {verb for verb, status in rows if status == "here"}
+    listed = set(re.findall(r"^\| `flatout (\w+)` \|", README.read_text(), flags=re.MULTILINE))
     commands = {
         command.name or command.callback.__name__
         for command in application().registered_commands
