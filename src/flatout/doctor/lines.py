@@ -140,26 +140,43 @@ def training_call(evidence: Evidence) -> Place | None:
     return longest.place if longest is not None else None
 
 
-def repeated_call(
-    rule: Title, evidence: Evidence, op: str, *, arms: tuple[str, ...], what: str, fix: str
-) -> list[Finding]:
-    """Lines of the user's that make a call on the GPU in every step which the step does not need."""
-    findings = []
-    calls = [site for site in evidence.sites if site.kind == "call" and site.op == op and site.via is None]
-    for line in lines_of(calls) if evidence.job.device == "cuda" else ():
-        if line.calls_per_step >= 1:
-            number = show_calls(line.calls_per_step)
-            findings += rule.proven(
-                evidence,
-                line.place,
-                f"torch.cuda.{op}() is called {number} times per step: it {what}",
-                arms=arms,
-                figures=(f"{op}: {number} calls per step from this line", timing(evidence, line)),
-                share=line_share(evidence, line) or None,
-                fix=fix,
-                safety="exact",
-            )
-    return findings
+def repeated_call(rule: Title, op: str, *, what: str, fix: str) -> Callable[[Evidence], list[Finding]]:
+    """The `detect` of a rule on a call of torch.cuda that the user's lines make in every step for nothing."""
+
+    def detect(evidence: Evidence) -> list[Finding]:
+        findings = []
+        calls = [site for site in evidence.sites if (site.kind, site.op, site.via) == ("call", op, None)]
+        for line in lines_of(calls) if on_gpu(evidence) else ():
+            if line.calls_per_step >= 1:
+                number = show_calls(line.calls_per_step)
+                findings += rule.proven(
+                    evidence,
+                    line.place,
+                    f"torch.cuda.{op}() is called {number} times per step: it {what}",
+                    figures=calls_and_timing(evidence, line),
+                    share=line_share(evidence, line) or None,
+                    fix=fix,
+                    safety="exact",
+                )
+        return findings
+
+    return detect
+
+
+def costly_lines(
+    evidence: Evidence, lines: list[CodeLine], *, least_calls: float, least_share: float
+) -> list[tuple[CodeLine, float]]:
+    """Those of `lines` that make so many calls per step and hold so much of it, with their shares."""
+    shares = [(line, line_share(evidence, line) or 0.0) for line in lines]
+    return [
+        (line, share) for line, share in shares if share >= least_share and line.calls_per_step >= least_calls
+    ]
+
+
+def calls_and_timing(evidence: Evidence, line: CodeLine) -> list[str]:
+    """The figures of a line that calls too often."""
+    calls = show_calls(line.calls_per_step)
+    return [f"{show_ops(line)}: {calls} calls per step from this line", timing(evidence, line)]
 
 
 def copied_lines(
@@ -291,7 +308,7 @@ def at_least(found: int, looks: int) -> float:
 def found_between_phases(
     rule: Title,
     evidence: Evidence,
-    block_of: Callable[[StackPath], Place | None],
+    block_of: Callable[[StackPath, Evidence], Place | None],
     *,
     what: str,
     fix: str,
@@ -309,7 +326,7 @@ def found_between_phases(
         return []
     found: Counter[Place] = Counter()
     for path in stacks.paths:
-        place = block_of(path) if path.phase == "rest" and path.places else None
+        place = block_of(path, evidence) if path.phase == "rest" and path.places else None
         if place is not None:
             found[place] += path.samples
     findings, rest_share = [], min(1.0, rest_s / step_s)
@@ -321,7 +338,6 @@ def found_between_phases(
             evidence,
             place,
             f"{what} {show_share(share)} of the step",
-            arms=(KNOCKED_OUT,),
             figures=(f"on the stack in {samples} of {looks} looks between the phases",),
             share=share,
             fix=fix,

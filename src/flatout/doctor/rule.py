@@ -85,10 +85,11 @@ def families(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
 
 
 class Title(NamedTuple):
-    """The first line of a rule's docstring, and the findings that carry it."""
+    """The first line of a rule's docstring and the arms that prove it; makes the findings that carry them."""
 
     code: str
     name: str
+    arms: tuple[str, ...] = ()
 
     def finding(
         self,
@@ -96,10 +97,10 @@ class Title(NamedTuple):
         message: str,
         *,
         figures: Iterable[str],
-        share: float | None,
-        ceiling: Ceiling | None,
         fix: str,
         safety: FixSafety,
+        share: float | None = None,
+        ceiling: Ceiling | None = None,
         no_ceiling: str | None = None,
     ) -> Finding:
         """One cause at one place, with the figures it rests on."""
@@ -122,20 +123,26 @@ class Title(NamedTuple):
         place: Place | None,
         message: str,
         *,
-        arms: tuple[str, ...],
         figures: Iterable[str],
-        share: float | None,
         fix: str,
         safety: FixSafety,
+        share: float | None = None,
+        arms: tuple[str, ...] | None = None,
         observed_share: float | None = None,
         proved_at: Place | None = None,
     ) -> list[Finding]:
         """A cause of lost time, with what the arms measured at its place; none where they show no gain.
 
-        Where the whole of what the cause can hold was seen, such as the wait for a loader, no more than
-        `observed_share` of the step is promised.  `proved_at` is the arms' place where it is another one.
+        `arms` are the rule's own unless given.  Where the whole of what the cause can hold was seen, such as
+        the wait for a loader, no more than `observed_share` of the step is promised.  `proved_at` is the
+        arms' place where it is another one.
         """
-        proof = prove(evidence, arms, place=proved_at or place, observed_share=observed_share)
+        proof = prove(
+            evidence,
+            self.arms if arms is None else arms,
+            place=proved_at or place,
+            observed_share=observed_share,
+        )
         if proof.refuted:
             return []
         found = self.finding(
@@ -181,7 +188,7 @@ def rule_by_code(code_or_name: str) -> Rule:
 def read_rule(module: ModuleType) -> Rule:
     """Read a rule from its module; refuse a docstring that breaks the grammar."""
     file_name = module.__name__.rpartition(".")[2]
-    code, name = title_of(module.__doc__)
+    code, name, _ = title_of(module.__doc__)
     body = (module.__doc__ or "").strip().partition("\n")[2]
     parts = re.split(rf"^({'|'.join(SECTIONS)})$", body, flags=re.MULTILINE)
     sections = {
@@ -206,13 +213,13 @@ def read_rule(module: ModuleType) -> Rule:
     )
 
 
-def title_of(docstring: str | None) -> Title:
-    """The code and the name in the first line of a rule's docstring."""
+def title_of(docstring: str | None, *, arms: tuple[str, ...] = ()) -> Title:
+    """The code and the name in the first line of a rule's docstring, with the arms that prove the rule."""
     title = (docstring or "").strip().partition("\n")[0].strip()
     code, _, name = title.partition(" ")
     if not re.fullmatch(r"[A-Z]{2,}\d{3}", code) or not name:
         raise _broken("", f"starts with {title!r}")
-    return Title(code, name)
+    return Title(code, name, arms)
 
 
 def _broken(file_name: str, how: str) -> BadInput:

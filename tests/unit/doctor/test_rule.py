@@ -60,7 +60,8 @@ def test_a_module_without_detect_is_refused():
 
 
 def test_the_title_holds_code_and_name():
-    assert title_of("FO301 tensor-created-in-loop\n\nMore.") == ("FO301", "tensor-created-in-loop")
+    title = title_of("FO301 tensor-created-in-loop\n\nMore.", arms=("knock-out",))
+    assert title == ("FO301", "tensor-created-in-loop", ("knock-out",))
 
 
 def test_rules_are_found_by_code_in_any_case_and_by_name():

@@ -30,8 +30,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("tf32",)
+RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
 TUNE = ("matmul-precision",)
 LEAST_SHARE = 0.10
@@ -49,7 +49,6 @@ def detect(evidence: Evidence) -> list[Finding]:
         evidence,
         arm.place,
         f"products of 32-bit numbers run without tensor cores, {show_share(share)} of the step",
-        arms=ARMS,
         figures=(f"{show_seconds(seconds)} of a profiled step of {show_seconds(kernels.step_s)}",),
         share=share,
         fix='torch.set_float32_matmul_precision("high")',

@@ -32,8 +32,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("no-grad",)
+RULE = title_of(__doc__, arms=ARMS)
 LEAST_SHARE = 0.03
 
 
@@ -49,7 +49,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             call.place,
             f"{call.module} records gradients here that nobody uses, {show_share(share)} of the step in its "
             "forward pass alone",
-            arms=ARMS,
             figures=(f"{show_seconds(call.host_s)} of a step of {counted} while calls were counted",),
             share=share,
             fix="call it under torch.no_grad()",

@@ -50,8 +50,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             longest.place,
             f"{longest.module} trains in float16 without a gradient scaler: small gradients become zero",
             figures=("autocast to float16 around this call, and no GradScaler that is switched on",),
-            share=None,
-            ceiling=None,
             fix="scale the loss with torch.amp.GradScaler, or use bfloat16",
             safety="lossy",
         )

@@ -31,8 +31,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("channels-last",)
+RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
 TUNE = ("channels-last",)
 LEAST_SHARE = 0.10
@@ -53,7 +53,6 @@ def detect(evidence: Evidence) -> list[Finding]:
         evidence,
         training_call(evidence),
         f"convolutions with their channels first hold {show_share(share)} of the step",
-        arms=ARMS,
         figures=(
             f"convolutions: {show_seconds(seconds)} of a profiled step of {show_seconds(kernels.step_s)}",
             *(f"{kernel.name}: {show_seconds(kernel.total_s)} per step" for kernel in turned[:2]),

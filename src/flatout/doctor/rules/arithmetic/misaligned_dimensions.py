@@ -34,8 +34,8 @@ from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("padded-products",)
+RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
 
 
@@ -47,9 +47,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         evidence,
         found.place,
         f"a layer of {found.value} is computed by slower kernels than one whose sizes are multiples of 64",
-        arms=ARMS,
         figures=(f"{found.value}: 8 does not divide these sizes, so that rows start inside a piece",),
-        share=None,
         fix="round the layer's sizes up to multiples of 64",
         safety="lossy",
     )

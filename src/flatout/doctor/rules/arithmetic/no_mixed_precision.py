@@ -36,8 +36,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, Gpu, Kernels, ModuleCall
 
-RULE = title_of(__doc__)
 ARMS = ("autocast",)
+RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
 EXPLAINS = ("FO402",)
 TUNE = ("autocast", "matmul-precision")
@@ -69,7 +69,6 @@ def detect(evidence: Evidence) -> list[Finding]:
         evidence,
         place,
         f"32-bit matrix products hold {show_share(share)} of the step; {gpu.name} has {target} units",
-        arms=ARMS,
         figures=figures,
         share=share or None,
         fix=f'run this forward under torch.autocast("cuda", dtype={dtype}){scaler}',

@@ -33,8 +33,8 @@ from flatout.doctor.lines import lines_of, show_calls
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("fused-attention",)
+RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
 
 
@@ -49,9 +49,7 @@ def detect(evidence: Evidence) -> list[Finding]:
             evidence,
             line.place,
             f"attention is written out {number} times per step, as two products and a softmax",
-            arms=ARMS,
             figures=(f"{show_calls(line.calls_per_step)} times per step at this line",),
-            share=None,
             fix="F.scaled_dot_product_attention(q, k, v, is_causal=...)",
             safety="reordered",
         )

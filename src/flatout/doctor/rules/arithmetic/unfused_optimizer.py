@@ -30,8 +30,8 @@ from flatout.doctor.rules.loops.looped_optimizer import CAN_FUSE
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("fused-optimizer",)
+RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
 TUNE = ("fused-optimizer",)
 
@@ -45,7 +45,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             evidence,
             setup.place,
             f"{setup.name} updates its parameters in many kernels, {show_share(share)} of the step",
-            arms=ARMS,
             figures=(optimizer_time(evidence, share), f"{setup.num_tensors} tensors"),
             share=share,
             fix=f"{setup.name}(..., fused=True)",

@@ -60,7 +60,6 @@ def detect(evidence: Evidence) -> list[Finding]:
                 f"{show_seconds(arm.baseline_step_s)} per step, {show_seconds(arm.step_s)} as it was written",
                 f"{show_seconds(compile_s)} of compilation",
             ),
-            share=None,
             ceiling=ceiling_of(arm, evidence) if is_slower else None,
             fix="leave torch.compile out, or compile only what is made of many small operations",
             safety="reordered",

@@ -42,8 +42,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Call, Evidence, Loader
 
-RULE = title_of(__doc__)
 ARMS = ("knock-out", "cached")
+RULE = title_of(__doc__, arms=ARMS)
 JOINING = frozenset(
     {
         "numpy.append",
@@ -134,7 +134,6 @@ def _finding(
             f"collating a batch takes {show_seconds(loader.collate_s.mean_s)} in {where}",
             f"the step takes {show_seconds(evidence.step_s)}",
         ),
-        arms=ARMS,
         share=share,
         observed_share=of_share,
         fix="allocate the batch once and copy each sample into its slice of it",

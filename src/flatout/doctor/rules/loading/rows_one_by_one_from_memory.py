@@ -39,8 +39,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_ratio, show_seconds, show_share
 from flatout.measure.evidence import Counterfactual, Evidence, Loader
 
-RULE = title_of(__doc__)
 ARMS = ("whole-batches",)
+RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
 OF_THE_LOADER = ("FO101", "FO105", "FO106", "FO107")  # what else is said of the same wait
 AS_MUCH = 0.9  # of what another finding frees
@@ -71,7 +71,6 @@ def _finding(evidence: Evidence, loader: Loader, whole: Counterfactual, *, share
         evidence,
         loader.place,
         f"{loader.dataset} is asked for {rows} of a batch one by one, and gives the same batch at once",
-        arms=ARMS,
         figures=figures,
         share=share or None,
         observed_share=share,

@@ -49,8 +49,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_ratio, show_seconds, show_share
 from flatout.measure.evidence import Counterfactual, Evidence, Loader
 
-RULE = title_of(__doc__)
 ARMS = ("workers", "cached")
+RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("loader-workers",)
 LEAST_WAIT_SHARE = 0.10
 # A batch of 2 kB to 0.5 MB from a worker took 1.0 to 1.6 ms longer than one made in place, on two cores.
@@ -91,7 +91,6 @@ def _finding(evidence: Evidence, loader: Loader, *, share: float, cores: int) ->
         evidence,
         loader.place,
         f"the training process loads every batch itself, {show_share(share)} of the step",
-        arms=ARMS,
         figures=figures,
         share=share,
         observed_share=share,

@@ -43,8 +43,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, Loader, Place
 
-RULE = title_of(__doc__)
 ARMS = ("knock-out", "cached")
+RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("loader-workers", "prefetch-factor", "worker-threads")
 LEAST_SHARE = 1 - 1 / 1.3  # of the step
 FEWEST_SAMPLES = 20
@@ -163,7 +163,6 @@ def _finding(evidence: Evidence, loader: Loader, hot: HotFunction, *, share: flo
         evidence,
         hot.place,
         f"the step waits for {name}, most of the time at this line: {show_share(share)} of the step",
-        arms=ARMS,
         figures=figures,
         share=share,
         observed_share=share,

@@ -33,8 +33,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_ratio, show_seconds
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("threads",)
+RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
 TUNE = ("threads",)
 
@@ -51,7 +51,6 @@ def detect(evidence: Evidence) -> list[Finding]:
         evidence,
         threads.place,
         f"operators use {threads.num} threads on {cores:g} cores",
-        arms=ARMS,
         figures=(f"with {fewer.value:g} the step takes {beside}: {show_ratio(fewer.speedup)}",),
         share=1 - 1 / fewer.speedup,
         fix=f"call torch.set_num_threads({fewer.value:g}), or set OMP_NUM_THREADS={fewer.value:g}",

@@ -34,8 +34,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_ratio, show_seconds
 from flatout.measure.evidence import Counterfactual, Evidence, Loader
 
-RULE = title_of(__doc__)
 ARMS = ("workers",)
+RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
 TUNE = ("loader-workers",)
 
@@ -68,7 +68,6 @@ def _finding(evidence: Evidence, loader: Loader, fewer: Counterfactual) -> list[
         evidence,
         loader.place,
         f"{loader.num_workers} workers make the step slower than {number or 'none'} would",
-        arms=ARMS,
         figures=figures,
         share=1 - 1 / fewer.speedup,
         fix=f"give this DataLoader num_workers={number}",

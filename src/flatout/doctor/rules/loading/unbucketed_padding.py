@@ -36,8 +36,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence, Kernels, Lengths, Loader
 
-RULE = title_of(__doc__)
 ARMS = ("trimmed",)
+RULE = title_of(__doc__, arms=ARMS)
 LEAST_POINTS = 0.10
 LEAST_SHARE = 0.05
 # What layers do to every position.  Elementwise work is left out: much of it belongs to loops, gradients
@@ -62,7 +62,6 @@ def _detect_shared(evidence: Evidence) -> list[Finding]:
                 loader.place,
                 "every row of its batches ends in padding, beyond the longest of them",
                 figures=(),
-                arms=ARMS,
                 share=1 - 1 / trimmed.speedup,
                 fix="pad each batch to its longest row in collate_fn, and not every sample to one length",
                 safety="reordered",
@@ -115,7 +114,6 @@ def _finding(
             f"padding: {show_share(lengths.padded_share)} as batched, {sorted_share} sorted by length",
             f"{show_share(scaling)} of the step grows with the number of positions",
         ),
-        arms=ARMS,
         share=min(share, 1.0),
         fix="pass this DataLoader a batch_sampler that cuts batches from samples of similar length",
         safety="lossy",

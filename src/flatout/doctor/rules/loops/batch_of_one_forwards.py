@@ -41,8 +41,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, ModuleCall
 
-RULE = title_of(__doc__)
 ARMS = ("batched-call", "knock-out")
+RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("one-tensor", "one-forward", "hoisted-constants")
 LEAST_CALLS = 8
 LEAST_CALLS_PER_SAMPLE = 0.5
@@ -76,7 +76,6 @@ def _finding(evidence: Evidence, call: ModuleCall, *, share: float) -> list[Find
             f"{call.module}: {calls} calls per step from this line, each with a leading dimension of 1",
             f"{show_seconds(call.host_s)} of a step of {counted} while calls were counted",
         ),
-        arms=ARMS,
         share=share,
         fix="stack the samples and call the model once per step",
         safety="reordered",

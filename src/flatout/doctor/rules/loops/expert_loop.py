@@ -37,8 +37,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("knock-out",)
+RULE = title_of(__doc__, arms=ARMS)
 EXPLAINS = ("FO302", "FO226", "FO202")
 FEWEST_EXPERTS = 4
 LEAST_SHARE = 0.10
@@ -63,7 +63,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             calls.place,
             f"{calls.num_modules} modules of the kind {calls.module} are called in turn, each with its own "
             f"rows: {show_share(share)} of the step",
-            arms=ARMS,
             figures=(f"{number} calls per step, each with another number of rows",),
             share=share,
             fix="sort the rows by expert and multiply all groups in one call",

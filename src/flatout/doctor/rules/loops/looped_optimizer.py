@@ -29,8 +29,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("fused-optimizer", "foreach-optimizer")
+RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("fused-optimizer", "foreach-optimizer")
 CAN_FUSE = ("Adam", "AdamW", "SGD", "Adagrad")
 FEWEST_TENSORS = 8
@@ -45,7 +45,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             evidence,
             setup.place,
             f"{setup.name} updates {setup.num_tensors} tensors one by one, {show_share(share)} of the step",
-            arms=ARMS,
             figures=(
                 optimizer_time(evidence, share),
                 f"{setup.num_tensors} tensors in {setup.num_groups} groups",

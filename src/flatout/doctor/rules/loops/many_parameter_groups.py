@@ -37,8 +37,8 @@ from flatout.doctor.lines import costly_optimizers, optimizer_time
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("merged-groups",)
+RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("merged-groups",)
 FEWEST_SAVED = 8
 
@@ -52,7 +52,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             evidence,
             setup.place,
             f"{setup.name} has {setup.num_groups} parameter groups of {setup.num_distinct} different options",
-            arms=ARMS,
             figures=(
                 f"{setup.num_groups} groups with {setup.num_tensors} tensors, updated group by group",
                 optimizer_time(evidence, share),

@@ -38,8 +38,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("library-recurrence", "knock-out")
+RULE = title_of(__doc__, arms=ARMS)
 LEAST_CALLS = 8
 LEAST_SHARE = 0.05
 
@@ -70,7 +70,6 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float, known: bool) -
             f"{cells}: {calls} calls per step from this line",
             timing(evidence, line) if known else around,
         ),
-        arms=ARMS,
         share=share,
         fix="run the whole sequence through nn.LSTM, nn.GRU or nn.RNN in one call",
         safety="reordered",

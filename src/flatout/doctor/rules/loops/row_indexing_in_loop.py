@@ -34,13 +34,13 @@ otherwise.
 from __future__ import annotations
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import CodeLine, direct_lines, line_share, show_calls, show_ops, timing
+from flatout.doctor.lines import CodeLine, calls_and_timing, costly_lines, direct_lines, show_calls
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("knock-out",)
+RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("one-gather", "rows-at-once", "unbound-rows")
 LEAST_CALLS = 10
 LEAST_SHARE = 0.03
@@ -48,20 +48,16 @@ LEAST_SHARE = 0.03
 
 def detect(evidence: Evidence) -> list[Finding]:
     findings = []
-    for line in direct_lines(evidence, "row"):
-        share = line_share(evidence, line)
-        if share is not None and share >= LEAST_SHARE and line.calls_per_step >= LEAST_CALLS:
-            findings += _finding(evidence, line, share=share)
+    lines = direct_lines(evidence, "row")
+    for line, share in costly_lines(evidence, lines, least_calls=LEAST_CALLS, least_share=LEAST_SHARE):
+        findings += _finding(evidence, line, share=share)
     return findings
 
 
 def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Finding]:
     calls = show_calls(line.calls_per_step)
     whose = ", each with a gradient as large as the whole tensor" if line.requires_grad else ""
-    figures = [
-        f"{show_ops(line)}: {calls} calls per step from this line",
-        timing(evidence, line),
-    ]
+    figures = calls_and_timing(evidence, line)
     if line.backward_s is not None:
         figures.append(f"{show_seconds(line.backward_s)} of it in the backward of these rows")
     return RULE.proven(
@@ -69,7 +65,6 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Findin
         line.place,
         f"{calls} rows are indexed here per step, one by one{whose}: {show_share(share)} of the step",
         figures=figures,
-        arms=ARMS,
         share=share,
         fix="take all rows with one index or gather; where a loop must stay, unbind the tensor before it",
         safety="reordered" if line.requires_grad else "exact",

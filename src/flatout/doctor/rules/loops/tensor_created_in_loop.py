@@ -35,13 +35,13 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import MOST, on_gpu
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import CodeLine, direct_lines, line_share, show_calls, show_ops, timing
+from flatout.doctor.lines import CodeLine, calls_and_timing, direct_lines, line_share, show_calls
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("knock-out",)
+RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("one-gather", "one-tensor", "hoisted-constants")
 LEAST_CALLS = 10
 LEAST_SHARE = 0.02
@@ -71,7 +71,7 @@ def _idle_share(evidence: Evidence) -> float:
 
 def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Finding]:
     calls = show_calls(line.calls_per_step)
-    figures = [f"{show_ops(line)}: {calls} calls per step from this line", timing(evidence, line)]
+    figures = calls_and_timing(evidence, line)
     if line.derived_s:
         figures.append(f"{show_seconds(line.derived_s)} more in what is computed from these tensors alone")
     return RULE.proven(
@@ -79,7 +79,6 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Findin
         line.place,
         f"{calls} tensors are created here per step, {show_share(share)} of the step",
         figures=figures,
-        arms=ARMS,
         share=share,
         fix="create one tensor before the loop, or one from the whole list, and use its rows",
         safety="exact",

@@ -29,31 +29,28 @@ Exact: the same weights are used. Less frequent updates of a target network chan
 from __future__ import annotations
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import line_share, lines_of, show_calls, timing
+from flatout.doctor.lines import calls_and_timing, costly_lines, lines_of, show_calls
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_bytes, show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("knock-out",)
+RULE = title_of(__doc__, arms=ARMS)
 LEAST_CALLS = 10
 LEAST_SHARE = 0.03
 
 
 def detect(evidence: Evidence) -> list[Finding]:
     findings = []
-    for line in lines_of([site for site in evidence.sites if site.kind == "weights"]):
-        share = line_share(evidence, line)
-        if line.calls_per_step < LEAST_CALLS or share is None or share < LEAST_SHARE:
-            continue
+    lines = lines_of([site for site in evidence.sites if site.kind == "weights"])
+    for line, share in costly_lines(evidence, lines, least_calls=LEAST_CALLS, least_share=LEAST_SHARE):
         calls = show_calls(line.calls_per_step)
         findings += RULE.proven(
             evidence,
             line.place,
             f"{calls} parameters are copied over here per step, {show_bytes(line.bytes_per_step)}: "
             f"{show_share(share)} of the step",
-            arms=ARMS,
-            figures=(f"copy_: {calls} calls per step from this line", timing(evidence, line)),
+            figures=calls_and_timing(evidence, line),
             share=share,
             fix="call the model with the other weights (torch.func.functional_call), without copying them",
             safety="exact",

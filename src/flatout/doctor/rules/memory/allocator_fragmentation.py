@@ -55,8 +55,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             figures=(
                 f"at the peak it holds {show_bytes(reserved)}, and tensors {show_bytes(memory.peak_bytes)}",
             ),
-            share=None,
-            ceiling=None,
             fix="set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
             safety="exact",
         )

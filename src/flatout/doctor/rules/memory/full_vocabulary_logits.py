@@ -64,8 +64,6 @@ def detect(evidence: Evidence) -> list[Finding]:
                 f"{tensor.op}: {' x '.join(map(str, tensor.shape))}, {show_bytes(tensor.num_bytes)}"
                 for tensor in logits[:4]
             ),
-            share=None,
-            ceiling=None,
             fix="compute the loss in pieces or by a fused kernel, for the positions that are scored",
             safety="reordered",
         )

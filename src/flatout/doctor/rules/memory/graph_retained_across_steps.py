@@ -137,8 +137,6 @@ def _finding(evidence: Evidence, memory: Memory, retained: _Retained) -> Finding
         retained.place,
         f"{what} keeps the autograd graphs of earlier steps alive, {how_much} more per step",
         figures=figures,
-        share=None,
-        ceiling=None,
         fix="store loss.detach() (or .item(), read rarely) and detach a state that is carried over",
         safety="exact",
     )

@@ -35,8 +35,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_bytes
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("no-checkpointing",)
+RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
 TUNE = ("no-checkpointing",)
 
@@ -52,12 +52,10 @@ def detect(evidence: Evidence) -> list[Finding]:
         parts[0].place,
         f"{show_calls(sum(part.calls_per_step for part in parts))} parts of the model are computed twice per "
         "step, though memory has room for their activations",
-        arms=ARMS,
         figures=(
             f"checkpoint: {show_calls(parts[0].calls_per_step)} calls per step from this line",
             f"the peak of the memory is {show_bytes(peak)}",
         ),
-        share=None,
         fix="call these parts without torch.utils.checkpoint",
         safety="exact",
     )

@@ -40,8 +40,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_bytes, show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("unsynchronised",)
+RULE = title_of(__doc__, arms=ARMS)
 LEAST_SHARE = 0.05
 
 
@@ -60,7 +60,6 @@ def detect(evidence: Evidence) -> list[Finding]:
         evidence,
         None,
         f"{show_share(share)} of the step is an exchange between ranks that no computation hides",
-        arms=ARMS,
         figures=[*_by_rank(evidence, exposed), *_network(evidence)],
         share=share,
         fix="exchange gradients once for several batches, compress them, or give each GPU a larger batch",

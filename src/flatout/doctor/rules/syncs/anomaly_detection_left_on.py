@@ -30,8 +30,8 @@ from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("no-anomaly-detection",)
+RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("no-debug-calls", "dropped-calls")
 
 
@@ -43,9 +43,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         evidence,
         found.place,
         "anomaly detection is on: every operation keeps a stack, and every gradient is searched",
-        arms=ARMS,
         figures=("on in every backward pass that was counted",),
-        share=None,
         fix="turn anomaly detection off when nothing is being debugged",
         safety="exact",
     )

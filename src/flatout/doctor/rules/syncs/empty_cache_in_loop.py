@@ -26,23 +26,17 @@ Exact: the numbers stay the same.
 
 from __future__ import annotations
 
-from flatout.doctor.finding import Finding
 from flatout.doctor.lines import repeated_call
 from flatout.doctor.rule import title_of
-from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("no-empty-cache", "knock-out")
+RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
 TUNE = ("no-debug-calls", "dropped-calls")
 
-
-def detect(evidence: Evidence) -> list[Finding]:
-    return repeated_call(
-        RULE,
-        evidence,
-        "empty_cache",
-        arms=ARMS,
-        what="gives the allocator's memory back, which the next step asks for again",
-        fix="remove torch.cuda.empty_cache() from the loop",
-    )
+detect = repeated_call(
+    RULE,
+    "empty_cache",
+    what="gives the allocator's memory back, which the next step asks for again",
+    fix="remove torch.cuda.empty_cache() from the loop",
+)

@@ -34,8 +34,8 @@ from flatout.doctor.rule import title_of
 from flatout.doctor.rules.waits.sync_in_step import gaps_after_waits, waiting_lines
 from flatout.measure.evidence import Evidence, Site
 
-RULE = title_of(__doc__)
 ARMS = ("knock-out",)
+RULE = title_of(__doc__, arms=ARMS)
 EXPLAINS = ("FO202",)
 MASKS = ("__getitem__", "__setitem__", "masked_select", "nonzero", "unique")
 LEAST_CALLS = 4
@@ -49,7 +49,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             line.place,
             f"rows are picked by a mask {show_calls(line.calls_per_step)} times per step here "
             f"({show_ops(line)}), and each waits for the GPU",
-            arms=ARMS,
             figures=(gaps_after_waits(evidence),),
             share=share,
             fix="keep the shape and mask the result, or sort once and split by counts that are read once",

@@ -32,8 +32,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("knock-out",)
+RULE = title_of(__doc__, arms=ARMS)
 EXPLAINS = ("FO202", "FO301", "FO302")
 SEARCHES, READS = ("nonzero", "argwhere"), ("item", "tolist", "__int__", "__index__")
 LEAST_CALLS = 8
@@ -56,7 +56,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             line.place,
             f"a table is searched {show_calls(calls)} times per step here, once for each sample: "
             f"{show_share(share)} of the step",
-            arms=ARMS,
             figures=(f"nonzero: {show_calls(calls)} calls per step from this line", timing(evidence, line)),
             share=share,
             fix="look all samples up at once: torch.searchsorted, or a table of places built once",

@@ -27,23 +27,17 @@ Exact: the numbers stay the same.
 
 from __future__ import annotations
 
-from flatout.doctor.finding import Finding
 from flatout.doctor.lines import repeated_call
 from flatout.doctor.rule import title_of
-from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("no-synchronize", "knock-out")
+RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
 TUNE = ("no-debug-calls", "dropped-calls")
 
-
-def detect(evidence: Evidence) -> list[Finding]:
-    return repeated_call(
-        RULE,
-        evidence,
-        "synchronize",
-        arms=ARMS,
-        what="waits until the GPU has nothing left to do",
-        fix="remove torch.cuda.synchronize() from the loop; time with events",
-    )
+detect = repeated_call(
+    RULE,
+    "synchronize",
+    what="waits until the GPU has nothing left to do",
+    fix="remove torch.cuda.synchronize() from the loop; time with events",
+)

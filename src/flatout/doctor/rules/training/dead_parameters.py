@@ -48,8 +48,6 @@ def _finding(untrained: Untrained) -> Finding:
         untrained.place,
         f"{untrained.num} parameters of {untrained.module} never got a gradient",
         figures=(f"in {untrained.num_steps} steps: {', '.join(untrained.names)}{more}",),
-        share=None,
-        ceiling=None,
         fix="use them in forward, or freeze them and leave them out of the optimizer",
         safety="lossy",
     )

@@ -62,8 +62,6 @@ def _finding(schedule: Schedule, epoch: float) -> Finding:
         figures=(
             f"stepped {schedule.num_steps} times in {schedule.num_optimizer_steps} steps of the optimizer",
         ),
-        share=None,
-        ceiling=None,
         fix=f"count batches in {schedule.argument}, or step the schedule once per epoch",
         safety="lossy",
     )

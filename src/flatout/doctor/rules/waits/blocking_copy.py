@@ -31,8 +31,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_bytes, show_seconds, show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("staged",)
+RULE = title_of(__doc__, arms=ARMS)
 LEAST_BYTES = 1024 * 1024
 LEAST_SHARE = 0.03
 
@@ -53,7 +53,6 @@ def detect(evidence: Evidence) -> list[Finding]:
                     f"{show_bytes(line.bytes_per_step)} per step copied on this line, page-locked already",
                     f"page-locked copies to the GPU take {show_seconds(copies_s)} per step in the profile",
                 ),
-                arms=ARMS,
                 share=share,
                 fix="give this copy non_blocking=True",
                 safety="exact",

@@ -37,8 +37,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("knock-out", "reads-free")  # the work on the host goes, too
+RULE = title_of(__doc__, arms=ARMS)
 SYNC_IN_STEP = "FO202"
 BACK = frozenset(("cpu", "numpy", "tolist", "to", "__array__"))
 LEAST_GAP_SHARE = 0.05
@@ -69,7 +69,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             line.place,
             f"a tensor goes to the host and back {show_calls(line.calls_per_step)} times per step here; the "
             f"GPU then idles for {show_share(share)} of the step",
-            arms=ARMS,
             figures=(f"gaps after a wait: {show_seconds(kernels.sync_gap_s)} of a profiled step",),
             share=share,
             fix="do this on the GPU, without .cpu() and .to(device)",

@@ -38,8 +38,8 @@ from flatout.doctor.lines import found_between_phases
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Place, StackPath
 
-RULE = title_of(__doc__)
 ARMS = ("knock-out",)
+RULE = title_of(__doc__, arms=ARMS)
 LEAST_SHARE = 0.05
 LOGGERS = frozenset({
     "absl", "aim", "clearml", "comet_ml", "csv", "logging", "loguru", "mlflow", "neptune", "pprint",
@@ -53,7 +53,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     return found_between_phases(
         RULE,
         evidence,
-        lambda path: _logging_line(path, evidence),
+        _logging_line,
         what="what is logged here in every step takes",
         fix="log every so many steps",
         safety="exact",

@@ -35,8 +35,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_bytes, show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("staged-on-device",)
+RULE = title_of(__doc__, arms=ARMS)
 LEAST_BYTES = 1024 * 1024
 LEAST_SHARE = 0.03
 SAVED = 0.5  # of the bytes of 64-bit floats
@@ -61,7 +61,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             line.place,
             f"{show_bytes(num_bytes)} of 64-bit floats per step are copied to the GPU, for a narrower model",
             figures=(f"narrower numbers save {show_share(share)} of the step",),
-            arms=ARMS,
             share=share,
             observed_share=share,
             fix="make 32-bit floats of them on the host, where they are made (astype(np.float32), .float())",

@@ -40,8 +40,8 @@ from flatout.doctor.lines import found_between_phases
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence, Place, StackPath
 
-RULE = title_of(__doc__)
 ARMS = ("knock-out",)
+RULE = title_of(__doc__, arms=ARMS)
 EXPLAINS = ("FO310",)
 LEAST_SHARE = 0.05
 PARAMETERS = r"\.(named_)?(parameters|buffers)\(|\.state_dict\(|\bparam_groups\b"
@@ -53,7 +53,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     return found_between_phases(
         RULE,
         evidence,
-        lambda path: _loop(path, evidence),
+        _loop,
         what="a loop over the parameters takes",
         fix="do it for all parameters at once (torch._foreach_*, torch.nn.utils.get_total_norm)",
         safety="reordered",

@@ -43,8 +43,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, Site
 
-RULE = title_of(__doc__)
 ARMS = ("reads-free",)
+RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("late-items", "late-lists")
 LEAST_CALLS = 1
 LEAST_GAP_SHARE = 0.05
@@ -105,7 +105,6 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Findin
             f"{show_ops(line)}: {waits} per step on a CUDA tensor",
             gaps_after_waits(evidence),
         ),
-        arms=ARMS,
         share=share,
         fix="keep the value on the GPU (detach it) and read it once every many steps",
         safety="exact",

@@ -38,8 +38,8 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_bytes, show_seconds, show_share
 from flatout.measure.evidence import Evidence
 
-RULE = title_of(__doc__)
 ARMS = ("staged",)
+RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("device-prefetch", "pinned-memory", "pinned-copies")
 LEAST_BYTES = 1024 * 1024
 LEAST_SHARE = 0.03
@@ -64,7 +64,6 @@ def _finding(evidence: Evidence, line: CodeLine, *, copies_s: float, share: floa
             f"{show_bytes(line.bytes_per_step)} per step copied on this line, none of it page-locked",
             f"pageable host-to-device copies take {show_seconds(copies_s)} per step in the profile",
         ),
-        arms=ARMS,
         share=share,
         fix=_fix(evidence),
         safety="exact",
