@@ -1,4 +1,4 @@
-"""JSON files that say what they are: {"format": "flatout-study", "version": 1, ...}.
+"""JSON files that say what they are: {"format": "flatout-study", "version": 1, ...}; and diffs of texts.
 
 A reader checks the format before it believes a field, reads every version up to its own, and answers with one
 sentence where it cannot.
@@ -6,7 +6,10 @@ sentence where it cannot.
 
 from __future__ import annotations
 
+import difflib
 import json
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -59,3 +62,18 @@ def decode_document(document: Any, shape: type[Shape], kind: DocumentKind, *, na
         return decode(shape, document)
     except WrongShape as error:
         raise BadInput(f"{name} is damaged: {error}", hint=kind.hint) from None
+
+
+def show_diff(texts: Mapping[str, tuple[str, str]]) -> str:
+    """A unified diff of files before and after; a missing newline at the end is said as git says it."""
+    lines: list[str] = []
+    for file, (before, after) in texts.items():
+        lines += difflib.unified_diff(_lines(before), _lines(after), f"a/{file}", f"b/{file}")
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
+
+
+def _lines(text: str) -> list[str]:
+    """Lines as an editor counts them: str.splitlines would also cut at form feeds inside a comment."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)

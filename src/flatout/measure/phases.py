@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER, Clock, DeviceMarks, ident, now
+from flatout.measure.lines.live_objects import with_subclasses
 from flatout.measure.lines.module_calls import ModuleCalls
 from flatout.measure.patches import Patches, keep_out_of_graphs
 from flatout.measure.run.steps import BACKWARD_CALL, MODEL_CALL, OPTIMIZER_STEP
@@ -205,15 +206,8 @@ def _patch_optimizers(observer: Observer, patches: Patches) -> None:
             patches.replace(owner, "step", _timed_step(observer, step))
 
     patches.replace(Optimizer, "_patch_step_function", hook_and_time)
-    for kind in _subclasses(Optimizer):
+    for kind in with_subclasses(Optimizer):
         watch(kind)
-
-
-def _subclasses(kind: type) -> Iterator[type]:
-    derived: type
-    for derived in kind.__subclasses__():
-        yield derived
-        yield from _subclasses(derived)
 
 
 def _timed_step(observer: Observer, step: Callable[..., Any]) -> Callable[..., Any]:

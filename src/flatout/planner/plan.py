@@ -21,7 +21,7 @@ from flatout.planner.config.backups import (
     apply_edits,
     check_places,
     plan_edits,
-    show_diff,
+    show_edits,
     undo,
 )
 from flatout.planner.config.job_config import main_file
@@ -118,7 +118,7 @@ class ConfigFit(ConfigAnswer):
 
     @property
     def diff(self) -> str:
-        return show_diff(self.edits, root=self.opened.config.root)
+        return show_edits(self.edits, root=self.opened.config.root)
 
     @property
     def warnings(self) -> list[str]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatout.doctor.examine import examine
+from flatout.ground.documents import show_diff
 from flatout.ground.errors import BadInput
 from flatout.ground.interrupts import Interrupts
 from flatout.hardware.ray_cluster import RayCluster
@@ -498,7 +499,7 @@ class Tuner:
         doses = [dose for dose in self.kept if dose.name not in all_treatments()]
         if not doses:
             return (), ""
-        from flatout.tuner.patches.patch import patched_texts, sha256, show_diff, sites_of
+        from flatout.tuner.patches.patch import patched_texts, sha256, sites_of
 
         sites = sites_of(doses)
         texts = patched_texts(sites, folder=Path.cwd())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.ground.documents import DocumentKind, read_document, write_document
+from flatout.ground.documents import DocumentKind, read_document, show_diff, write_document
 from flatout.ground.errors import BadInput
 
 
@@ -50,3 +50,10 @@ def test_anything_else_is_one_sentence(tmp_path: Path, text: str, said: str) -> 
     assert "\n" not in str(raised.value)
     with pytest.raises(BadInput, match=r"absent\.json does not exist, and a study is needed"):
         read(tmp_path / "absent.json")
+
+
+def test_the_diff_is_one_that_patch_tools_read() -> None:
+    shown = show_diff({"m.py": ("a\nb\n", "a\nc\n")})
+    assert shown == "--- a/m.py\n+++ b/m.py\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"
+    ended = show_diff({"m.py": ("a\f\nb", "a\f\nb\n")})
+    assert ended == "--- a/m.py\n+++ b/m.py\n@@ -1,2 +1,2 @@\n a\f\n-b\n\\ No newline at end of file\n+b\n"

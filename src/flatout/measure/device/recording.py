@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from typing import Any
 
-from flatout.measure.lines.live_objects import live_objects
+from flatout.measure.lines.live_objects import live_objects, with_subclasses
 from flatout.measure.patches import Patches
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
@@ -117,11 +116,3 @@ def _refuse_beside_another() -> None:
     )
     if busy:
         raise RuntimeError("the job runs a profiler of its own")
-
-
-def with_subclasses(kind: type) -> Iterator[type]:
-    """A class and all that derive from it."""
-    yield kind
-    derived: type
-    for derived in kind.__subclasses__():
-        yield from with_subclasses(derived)

@@ -30,7 +30,7 @@ def live_objects(types: Iterable[type]) -> list[Any]:
     wanted = frozenset(map(id, types))  # not the types: a metaclass may hash by code of its own
     if id(tuple) in wanted:
         raise ValueError("a tuple may be under construction in another thread")
-    with _without_collection():
+    with without_collection():
         gc.collect(0)  # everything is older than the iterators below, which must not find themselves
         call: Any = operator.call
         lists = map(call, (*(partial(gc.get_objects, number) for number in OLDER), BEHIND.copy))
@@ -56,15 +56,15 @@ def alone() -> Iterator[None]:
         let_through = time.perf_counter() + 2 * before_s
         while time.perf_counter() < let_through:
             pass
-        with _without_collection():
+        with without_collection():
             yield
     finally:
         sys.setswitchinterval(before_s)
 
 
 @contextlib.contextmanager
-def _without_collection() -> Iterator[None]:
-    """A collection runs finalizers, which are Python code."""
+def without_collection() -> Iterator[None]:
+    """Collect no garbage during the block: a collection runs finalizers, which are Python code."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -72,3 +72,11 @@ def _without_collection() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def with_subclasses(kind: type) -> Iterator[type]:
+    """A class and all that derive from it."""
+    yield kind
+    derived: type
+    for derived in kind.__subclasses__():
+        yield from with_subclasses(derived)

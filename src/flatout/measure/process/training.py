@@ -14,7 +14,7 @@ from typing import Any
 
 from flatout.measure.clock import Clock, ident
 from flatout.measure.evidence import Losses, Place, Schedule, Training, Untrained
-from flatout.measure.lines.live_objects import live_objects
+from flatout.measure.lines.live_objects import live_objects, with_subclasses
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
 
@@ -117,10 +117,9 @@ class TrainingWatch:
         """Parameters by the user's module that holds them."""
         import torch
 
-        kinds = _subclasses(torch.nn.Module)
         wanted = {id(each): each for each in parameters}
         names: dict[int, dict[Any, str]] = {}
-        for module in live_objects(kinds):
+        for module in live_objects(with_subclasses(torch.nn.Module)):
             forward = getattr(type(module).forward, "__code__", None)
             if forward is None or not self._user_code.is_user(forward):
                 continue
@@ -161,11 +160,3 @@ class TrainingWatch:
                     )
                 )
         return found
-
-
-def _subclasses(kind: type) -> list[type]:
-    found = [kind]
-    derived: type
-    for derived in kind.__subclasses__():
-        found += _subclasses(derived)
-    return found

@@ -9,11 +9,9 @@ forced undo overwrites is kept in the backup.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import json
 import os
-import re
 import shlex
 import shutil
 import stat
@@ -26,6 +24,7 @@ from typing import Any
 
 from flatout.ground.atomic_files import flush
 from flatout.ground.codec import WrongShape, decode, encode
+from flatout.ground.documents import show_diff
 from flatout.ground.errors import BadInput
 from flatout.planner.config.documents import Value, check_editable, edit_scalars
 from flatout.planner.config.job_config import ConfigPlace, JobConfig
@@ -92,21 +91,11 @@ def _interpolated(config: JobConfig, changes: Iterable[ConfigPlace], *, path: Pa
     return warnings
 
 
-def show_diff(edits: Sequence[FileEdit], *, root: Path) -> str:
-    """A unified diff of all edits; a missing newline at the end of a file is said as git says it."""
-    lines: list[str] = []
-    for edit in edits:
-        name = _relative(edit.path, root)
-        before, after = _lines(edit.before), _lines(edit.after)
-        lines += difflib.unified_diff(before, after, fromfile=f"a/{name}", tofile=f"b/{name}")
-    return "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+def show_edits(edits: Sequence[FileEdit], *, root: Path) -> str:
+    """A unified diff of all edits."""
+    return show_diff(
+        {_relative(edit.path, root): (edit.before.decode(), edit.after.decode()) for edit in edits}
     )
-
-
-def _lines(content: bytes) -> list[str]:
-    """Lines as an editor counts them: str.splitlines would also cut at form feeds inside a comment."""
-    return re.findall(r"[^\n]*\n|[^\n]+", content.decode("utf-8"))
 
 
 def check_places(config: JobConfig, places: Iterable[ConfigPlace]) -> None:

@@ -14,7 +14,7 @@ import hashlib
 import importlib
 import os
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -175,16 +175,6 @@ def write_texts(doses: Iterable[Dose], folder: Path) -> dict[str, str]:
         path.write_bytes(text.encode("utf-8"))
         found[os.path.abspath(file)] = str(path)
     return found
-
-
-def show_diff(texts: Mapping[str, tuple[str, str]]) -> str:
-    """A unified diff of files before and after."""
-    lines: list[str] = []
-    for file, (before, after) in texts.items():
-        lines += difflib.unified_diff(
-            before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{file}", f"b/{file}"
-        )
-    return "".join(line if line.endswith("\n") else f"{line}\n" for line in lines)
 
 
 def sha256(text: str) -> str:

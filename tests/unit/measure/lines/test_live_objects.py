@@ -7,12 +7,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pytest
 
 from flatout.measure.lines import retained
-from flatout.measure.lines.live_objects import alone, live_objects
+from flatout.measure.lines.live_objects import alone, live_objects, without_collection
 from flatout.measure.user_code import UserCode
 
 WALK_S = 1.0
@@ -137,3 +137,16 @@ def test_nobody_else_runs_while_alone() -> None:
     finally:
         done.set()
         thread.join()
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_no_garbage_is_collected_in_the_block_and_all_is_as_before_behind_it(was_enabled: bool) -> None:
+    before = gc.isenabled()
+    (gc.enable if was_enabled else gc.disable)()
+    try:
+        with suppress(RuntimeError), without_collection():
+            assert not gc.isenabled()
+            raise RuntimeError
+        assert gc.isenabled() == was_enabled
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -21,7 +21,7 @@ from flatout.planner.config.backups import (
     last_backup,
     plan_edits,
     sha256,
-    show_diff,
+    show_edits,
     undo,
     write_file,
     write_together,
@@ -213,12 +213,12 @@ def test_a_write_that_fails_leaves_no_backup_to_undo(conf: Path) -> None:
 
 def test_the_diff(conf: Path) -> None:
     edits = edits_of(conf, {"training.trainer.max_epochs": 3, "n_negatives": 5})
-    diff = show_diff(edits, root=conf)
+    diff = show_edits(edits, root=conf)
     assert diff.startswith("--- a/config.yaml\n+++ b/config.yaml\n@@ ")
     unended = "\n\\ No newline at end of file\n"
     assert f"-    max_epochs: 10{unended}+    max_epochs: 3{unended}" in diff
     assert "-n_negatives: 8\r\n+n_negatives: 5\r\n" in diff
-    assert show_diff((), root=conf) == ""
+    assert show_edits((), root=conf) == ""
 
 
 pieces = st.sampled_from(

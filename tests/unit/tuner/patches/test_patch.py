@@ -10,7 +10,6 @@ import pytest
 
 from flatout.doctor.finding import Finding, Sight
 from flatout.measure.evidence import Place
-from flatout.tuner.patches import patch as patches
 from flatout.tuner.patches.patch import Patch, Site, all_patches, find_sites, patched_texts, read_site
 from flatout.tuner.patches.source import Refused, Source
 from flatout.tuner.treatment import Dose, treatment_of
@@ -76,8 +75,3 @@ def test_patches_of_one_file_find_their_lines_after_each_other(tmp_path: Path) -
     assert "for i, n" in both and ".append" not in both
     with pytest.raises(Refused, match="replaced these lines"):
         patched_texts([first, first], folder=tmp_path)
-
-
-def test_the_diff_is_one_that_patch_tools_read() -> None:
-    shown = patches.show_diff({"m.py": ("a\nb\n", "a\nc\n")})
-    assert shown == "--- a/m.py\n+++ b/m.py\n@@ -1,2 +1,2 @@\n a\n-b\n+c\n"

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import gc
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,6 +27,7 @@ from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.optimizer import AdapterOptimizer
 from flatout.ground.codec import fields_of
 from flatout.ground.decisions import Decision
+from flatout.measure.lines.live_objects import without_collection
 
 GRAPH_TOKENS = 65_536  # tokens of a step beyond which its kernels outlast their launches: assumed
 SEEN_BEFORE = 1  # times that shapes must have occurred before they are worth recording
@@ -112,7 +111,8 @@ def capture(step: Step, batches: Sequence[Any], *, device: torch.device, pool: A
         graph, pool=pool, stream=_recording_stream(device), capture_error_mode="thread_local"
     )
     try:
-        with _without_collection(), recording:
+        # destroying a graph, an event or pinned memory would break a recording off
+        with without_collection(), recording:
             losses = step(fixed)
     except RuntimeError:
         torch.cuda.set_stream(stream)  # a recording that breaks off leaves its own stream behind
@@ -124,18 +124,6 @@ def capture(step: Step, batches: Sequence[Any], *, device: torch.device, pool: A
         losses=losses,
         kept=kept,
     )
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """Collect no garbage: destroying a graph, an event or pinned memory would break a recording off."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def _draw_on(device: torch.device, drawn: Tensor) -> None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flatout.measure.device.recording import with_subclasses
-from flatout.measure.lines.live_objects import live_objects
+from flatout.measure.lines.live_objects import live_objects, with_subclasses
 from flatout.measure.patches import Patches
 from flatout.tuner.step_hooks import around_steps
 
