@@ -3,7 +3,7 @@
     from flatout.adapters import AdapterTask, Example, Prediction
 
 AdapterTask              the base of a task: rows, tokens and targets, head, loss and scores
-Classification, Regression, Similarity    tasks to begin from
+Classification, Regression, Similarity, GenerationTask    tasks to begin from
 PooledHead               a small network on the mean of a row's states
 Example, Prediction, TaskBatch, IGNORED, encode_all    what a task takes and gives
 known_tasks, task_named  tasks by name
@@ -20,6 +20,7 @@ from flatout.ground.lazy_names import lazy_names as _lazy_names
 if TYPE_CHECKING:
     from flatout.engines.adapters.tasks.classification import Classification as Classification
     from flatout.engines.adapters.tasks.classification import PooledHead as PooledHead
+    from flatout.engines.adapters.tasks.generation import GenerationTask as GenerationTask
     from flatout.engines.adapters.tasks.known import known_tasks as known_tasks
     from flatout.engines.adapters.tasks.known import task_named as task_named
     from flatout.engines.adapters.tasks.regression import Regression as Regression

@@ -45,7 +45,7 @@ from flatout.measure.evidence import (
     Place,
     Precision,
     Rank,
-    Schedule,
+    RateSchedule,
     Site,
     SiteKind,
     Spread,
@@ -715,7 +715,7 @@ SICK = dataclasses.replace(
         losses=Losses(num=6, num_not_finite=4, place=_HERE),
         untrained=(Untrained(module="Model", place=_HERE, names=("head.weight",), num=2, num_steps=40),),
         schedules=(
-            Schedule(
+            RateSchedule(
                 name="CosineAnnealingLR",
                 argument="T_max",
                 place=_HERE,

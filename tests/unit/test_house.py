@@ -226,6 +226,16 @@ def test_all_equals_the_namespace() -> None:
         assert set(package.__all__) <= set(dir(package)), package.__name__
 
 
+def test_a_class_name_means_one_class() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in source_files():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert len(homes) > 100
+    assert {name: files for name, files in homes.items() if len(files) > 1} == {}
+
+
 def test_types_are_shipped() -> None:
     assert (SOURCE / "py.typed").is_file()
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]

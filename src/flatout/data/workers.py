@@ -32,7 +32,7 @@ MIN_BATCHES = 4
 
 
 @dataclass(kw_only=True, slots=True)
-class Trials:
+class WorkerTrials:
     """What was measured of one number of workers."""
 
     workers: int
@@ -72,7 +72,7 @@ def choose_workers(
     if batch_size is not None:
         loader_options["batch_size"] = batch_size
     host = read_host()
-    trials = [Trials(workers=workers) for workers in _candidates(candidates, host)]
+    trials = [WorkerTrials(workers=workers) for workers in _candidates(candidates, host)]
 
     queued = loader_options.get("prefetch_factor") or PREFETCH_FACTOR
 
@@ -99,7 +99,7 @@ def _candidates(candidates: Sequence[int] | None, host: HostFacts) -> list[int]:
     return sorted({0, *(2**i for i in range(cores.bit_length())), cores})
 
 
-def _run(trials: Trials, make: Callable[[int], Any], *, num_warm: int, trial_s: float) -> None:
+def _run(trials: WorkerTrials, make: Callable[[int], Any], *, num_warm: int, trial_s: float) -> None:
     """One trial: past the batches that start-up and prefetching hide, then as many as the time allows."""
     batches = iter(make(trials.workers))
     warm = list(itertools.islice(batches, num_warm))
@@ -133,7 +133,7 @@ def _worker_bytes() -> int | None:
     return max(found, default=None)
 
 
-def _does_not_fit(queued: int, workers: int, trials: Sequence[Trials], host: HostFacts) -> str | None:
+def _does_not_fit(queued: int, workers: int, trials: Sequence[WorkerTrials], host: HostFacts) -> str | None:
     """Why so many workers would not fit, judged by what fewer of them took; None if they would."""
     known = [each for each in trials if each.batch_s]
     if not workers or not known:
@@ -150,7 +150,7 @@ def _does_not_fit(queued: int, workers: int, trials: Sequence[Trials], host: Hos
     return None
 
 
-def _decide(trials: Sequence[Trials], host: HostFacts, step_s: float | None) -> Decision[int]:
+def _decide(trials: Sequence[WorkerTrials], host: HostFacts, step_s: float | None) -> Decision[int]:
     measured = [each for each in trials if each.batch_s]
     if not measured:
         raise BadInput(

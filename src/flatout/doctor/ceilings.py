@@ -30,7 +30,7 @@ BUSY = 0.8  # of the step, a GPU that bounds it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Proof:
+class ArmProof:
     """What the arms say of a cause: a ceiling, that it costs nothing, or why neither is known."""
 
     ceiling: Ceiling | None = None
@@ -44,18 +44,18 @@ def prove(
     *,
     place: Place | None = None,
     observed_share: float | None = None,
-) -> Proof:
+) -> ArmProof:
     """The first of `kinds` that ran at `place` decides; it frees at most `observed_share` of the step."""
     for kind in kinds:
         found = arm_at(evidence, kind, place)
         if found is not None:
             ceiling = _capped(ceiling_of(found, evidence), observed_share)
             if shows_no_gain(ceiling):
-                return Proof(refuted=True)
+                return ArmProof(refuted=True)
             if ceiling.speedup_low is not None and ceiling.speedup_low <= 1:
-                return Proof(reason=_noise(ceiling))
-            return Proof(ceiling=ceiling)
-    return Proof(reason=_why_not(evidence, kinds, place))
+                return ArmProof(reason=_noise(ceiling))
+            return ArmProof(ceiling=ceiling)
+    return ArmProof(reason=_why_not(evidence, kinds, place))
 
 
 def _capped(ceiling: Ceiling, observed_share: float | None) -> Ceiling:

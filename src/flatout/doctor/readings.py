@@ -21,6 +21,7 @@ from flatout.measure.evidence import Counterfactual, Evidence, ObservedJob, Plac
 
 LEAST_UNEXPLAINED = 0.1  # of the step: below it nothing is left to explain
 LEAST_SHOWN = 0.02  # of the step, a line
+MOST_LINES = 3  # shown of those between the phases
 MOST_LOSS = 0.2  # of the step: lines of a loss that take more are worth a word, a loop over time for instance
 LEAST_DIFFERENT = 1.05  # the step's speed-up over the job's, to show both
 NARROW = 0.1  # an interval this close to 1 settles that a cause is not the limit
@@ -407,7 +408,7 @@ def _loss_of_the_step(evidence: Evidence) -> float:
     return share if share < MOST_LOSS else 0.0
 
 
-def lines_between_phases(evidence: Evidence, *, most: int = 3) -> list[tuple[Place, float]]:
+def lines_between_phases(evidence: Evidence) -> list[tuple[Place, float]]:
     """The lines that the training thread is found in between the phases, with their shares of the step."""
     samples = evidence.stacks.samples_by_phase.get("rest", 0) if evidence.stacks else 0
     if evidence.stacks is None or not samples:
@@ -418,7 +419,7 @@ def lines_between_phases(evidence: Evidence, *, most: int = 3) -> list[tuple[Pla
         if path.phase == "rest" and path.places and path.places[-1] not in loss:
             held[path.places[-1]] += path.samples
     rest = phase_shares(evidence).get("rest", 0.0)
-    shares = [(place, num / samples * rest) for place, num in held.most_common(most)]
+    shares = [(place, num / samples * rest) for place, num in held.most_common(MOST_LINES)]
     return [(place, share) for place, share in shares if share >= LEAST_SHOWN]
 
 

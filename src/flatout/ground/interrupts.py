@@ -92,10 +92,10 @@ class Interrupts:
         self._number = number
 
 
-def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """Let this process be sent a signal when the process that started it is gone; Linux alone can do that."""
+def end_with_parent() -> None:
+    """Let this process get SIGTERM when the process that started it is gone; Linux alone can do that."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, number, 0, 0, 0)
+        ctypes.CDLL(None).prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGTERM, 0, 0, 0)
 
 
 def _interrupt(number: int) -> KeyboardInterrupt:

@@ -415,11 +415,6 @@ class Counterfactual:
     roofline_s: float | None = None  # what a fix must keep of the block; None where it is not known
     parent: str | None = None  # the label of the arm whose block holds this one
 
-    @property
-    def ceiling_s(self) -> float:
-        """The step without the cause, and with the work that no fix can take away."""
-        return self.step_s + (self.roofline_s or 0.0)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmNotRun:
@@ -507,7 +502,7 @@ class Untrained:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Schedule:
+class RateSchedule:
     """A schedule of the learning rate that is over after some steps."""
 
     name: str
@@ -524,7 +519,7 @@ class Training:
 
     losses: Losses
     untrained: tuple[Untrained, ...] = ()
-    schedules: tuple[Schedule, ...] = ()
+    schedules: tuple[RateSchedule, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

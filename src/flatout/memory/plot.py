@@ -29,6 +29,7 @@ COLOURS: dict[Component, str] = {
 }
 SHADED = ("forward", "optimizer")  # phases with a band behind them
 SMALLEST_SHARE = 0.002  # of the peak; a thinner layer has no visible height
+LONGEST_NAME = 40  # of a module, in characters
 NEAR = 3  # a limit further above the step would press it flat against the floor: it is named, not drawn
 STEPS = {"first": "the first step", "next": "a step after the first"}
 
@@ -127,5 +128,5 @@ def _peak(estimate: MemoryEstimate, axes: Axes) -> Iterator[Mark]:
     yield Mark(shape="dot", at=((x, y),), size=4)
 
 
-def _shorten(name: str, *, most: int = 40) -> str:
-    return name if len(name) <= most else f"…{name[-most + 1 :]}"
+def _shorten(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else f"…{name[-LONGEST_NAME + 1 :]}"

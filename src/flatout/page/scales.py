@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from flatout.ground.units import show_time
 
 Show = Callable[[float], str]
+MOST_TICKS = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,11 +49,11 @@ def span_scale(low: float, high: float, show: Show | None = None) -> Scale:
     )
 
 
-def round_scale(low: float, high: float, show: Show = "{:g}".format, *, most: int = 6) -> Scale:
+def round_scale(low: float, high: float, show: Show = "{:g}".format) -> Scale:
     """Between round numbers that hold the range, with a tick at each."""
     if high - low <= 1e-6 * max(1.0, abs(low), abs(high)):
         low, high = low - 0.5, high + 0.5
-    step = round_step((high - low) / (most - 1))
+    step = round_step((high - low) / (MOST_TICKS - 1))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = [round(number * step, 12) for number in range(first, last + 1)]
     return Scale(low=ticks[0], high=ticks[-1], ticks=_shown(ticks, show))

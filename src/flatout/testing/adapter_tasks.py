@@ -47,7 +47,7 @@ WIDTH = 16
 
 
 @functools.cache
-def tiny_tokenizer(*, max_length: int = 512) -> Any:
+def tiny_tokenizer() -> Any:
     """Make a fast WordPiece tokenizer that can write any English text.
 
     The words above are one token, others are spelled; case and accents are lost, as in BERT's.
@@ -74,20 +74,20 @@ def tiny_tokenizer(*, max_length: int = 512) -> Any:
         unk_token="[UNK]",
         cls_token="[CLS]",
         sep_token="[SEP]",
-        model_max_length=max_length,
+        model_max_length=512,
     )
 
 
-def make_head(task: AdapterTask, *, seed: int = 0) -> nn.Module:
+def make_head(task: AdapterTask) -> nn.Module:
     """A head with random weights, on a decoder where the task writes."""
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     tokenizer, decoder = tiny_tokenizer(), None
     if task.needs_decoder:
         words = torch.randn(len(tokenizer), WIDTH)
         decoder = TextDecoder(
             words, end_id=tokenizer.sep_token_id, pad_id=tokenizer.pad_token_id, dropout=0.0
         ).eval()
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     head = task.head(WIDTH, decoder=decoder)
     for parameter in head.parameters():
         nn.init.normal_(parameter, std=0.5)

@@ -22,15 +22,15 @@ H200_UUID = "GPU-19754993-bb37-74c5-28e6-909b2c7e2234"
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedAnswer:
     """An answer that is an NVML error."""
 
     code: int
 
 
-NOT_SUPPORTED = Refused(BINDINGS.NVML_ERROR_NOT_SUPPORTED)
-NOT_FOUND = Refused(BINDINGS.NVML_ERROR_NOT_FOUND)
-LOST = Refused(BINDINGS.NVML_ERROR_GPU_IS_LOST)
+NOT_SUPPORTED = RefusedAnswer(BINDINGS.NVML_ERROR_NOT_SUPPORTED)
+NOT_FOUND = RefusedAnswer(BINDINGS.NVML_ERROR_NOT_FOUND)
+LOST = RefusedAnswer(BINDINGS.NVML_ERROR_GPU_IS_LOST)
 
 
 def h200_answers() -> dict[str, Any]:
@@ -210,7 +210,7 @@ def _play(answer: Any, arguments: tuple[Any, ...]) -> Any:
         answer = answer.get(arguments[0] if arguments else None, NOT_FOUND)
     if callable(answer):
         answer = answer(*arguments)
-    if isinstance(answer, Refused):
+    if isinstance(answer, RefusedAnswer):
         raise BINDINGS.NVMLError(answer.code)
     if isinstance(answer, Exception):
         raise answer

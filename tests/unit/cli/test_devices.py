@@ -23,7 +23,7 @@ from flatout.testing.played_nvml import (
     NOT_SUPPORTED,
     PlayedGpu,
     PlayedNvml,
-    Refused,
+    RefusedAnswer,
     played_mig_gpu,
 )
 
@@ -72,7 +72,7 @@ def test_this_machine_as_a_document() -> None:
 
 
 def test_without_a_driver_it_says_why_and_ends_well(play: Any) -> None:
-    play(nvmlInit=Refused(BINDINGS.NVML_ERROR_LIBRARY_NOT_FOUND))
+    play(nvmlInit=RefusedAnswer(BINDINGS.NVML_ERROR_LIBRARY_NOT_FOUND))
     result = run()
     assert result.exit_code == 0
     assert (

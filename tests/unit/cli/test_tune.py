@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from flatout.cli import tune
 from flatout.cli.app import all_verbs, application
-from flatout.tuner.check.answer import Change
+from flatout.tuner.check.answer import CountChange
 from flatout.tuner.check.check import Checked
 from flatout.tuner.results.prescription import Prescription
 from flatout.tuner.tune import Tried, Tuning
@@ -76,7 +76,7 @@ def checked(answer: str, **known: Any) -> Checked:
 def test_a_check_answers_by_its_exit_code_and_says_what_it_could_see(
     answer: str, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits = Change(name="waits", base=0.0, head=1.0)
+    waits = CountChange(name="waits", base=0.0, head=1.0)
     found = checked(answer, smallest=0.021, same_losses=True, changes=(waits,), num_runs=10)
     monkeypatch.setattr("flatout.api.check_script", lambda *_, **__: found)
     ran = CliRunner().invoke(application(), ["check", "--base", "main", "train.py"])

@@ -8,7 +8,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from flatout.data import choose_workers
-from flatout.data.workers import Trials, _candidates, _decide, _does_not_fit
+from flatout.data.workers import WorkerTrials, _candidates, _decide, _does_not_fit
 from flatout.ground.errors import BadInput
 from flatout.hardware.host import read_host
 
@@ -33,8 +33,8 @@ class Numbers(Dataset[int]):
         return index
 
 
-def trials(**batch_s: float) -> list[Trials]:
-    return [Trials(workers=int(name[1:]), batch_s=[seconds]) for name, seconds in batch_s.items()]
+def trials(**batch_s: float) -> list[WorkerTrials]:
+    return [WorkerTrials(workers=int(name[1:]), batch_s=[seconds]) for name, seconds in batch_s.items()]
 
 
 def test_data_in_memory_needs_no_workers() -> None:
@@ -57,7 +57,7 @@ def test_the_fewest_that_hide_the_loading_behind_the_step() -> None:
 
 
 def test_the_reason_shows_what_was_measured_and_what_was_not() -> None:
-    measured = [*trials(w0=0.5), Trials(workers=64, skipped="1 GiB of memory, 10 MiB are free")]
+    measured = [*trials(w0=0.5), WorkerTrials(workers=64, skipped="1 GiB of memory, 10 MiB are free")]
     reason = _decide(measured, HOST, 0.25).reason
     for part in ("0: 500 ms", "750 ms", "6 cores (the control group)", "64 not tried: 1 GiB"):
         assert part in reason
@@ -73,7 +73,7 @@ def test_candidates_stay_within_the_cores() -> None:
 
 
 def test_workers_that_would_not_fit_are_not_tried() -> None:
-    known = [Trials(workers=1, batch_s=[1.0], worker_bytes=100, batch_bytes=10)]
+    known = [WorkerTrials(workers=1, batch_s=[1.0], worker_bytes=100, batch_bytes=10)]
     assert _does_not_fit(8, 4, known, HOST) is None
     assert "of memory, 800 B are free" in (_does_not_fit(16, 8, known, HOST) or "")
     assert "/dev/shm has 1000 B" in (_does_not_fit(100, 2, known, HOST) or "")

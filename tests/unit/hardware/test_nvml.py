@@ -19,7 +19,7 @@ from flatout.testing.played_nvml import (
     LOST,
     PlayedGpu,
     PlayedNvml,
-    Refused,
+    RefusedAnswer,
     played_mig_gpu,
 )
 
@@ -82,7 +82,7 @@ def test_the_device_of_a_snapshot_has_the_peaks_of_its_datasheet() -> None:
 @given(st.sampled_from(sorted(PlayedGpu().answers)))
 def test_any_refused_question_leaves_a_reason_and_no_number(question: str) -> None:
     gpu = PlayedGpu()
-    gpu.answers[question] = Refused(BINDINGS.NVML_ERROR_NOT_SUPPORTED)
+    gpu.answers[question] = RefusedAnswer(BINDINGS.NVML_ERROR_NOT_SUPPORTED)
     if question == "nvmlDeviceGetMemoryInfo":
         assert "memory_total_bytes" in take(gpu).gpus[0].missing
     (read,) = take(gpu).gpus
@@ -130,7 +130,7 @@ def test_a_gpu_without_a_handle_is_listed_with_the_reason() -> None:
     ],
 )
 def test_no_driver_is_a_snapshot_with_a_reason(code: int, words: str) -> None:
-    snapshot = take(PlayedGpu(), nvmlInit=Refused(code))
+    snapshot = take(PlayedGpu(), nvmlInit=RefusedAnswer(code))
     assert snapshot.gpus == ()
     assert snapshot.driver_version is None
     assert set(snapshot.missing) == {"gpus", "driver_version", "cuda_version"}
@@ -143,7 +143,7 @@ def test_missing_bindings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_refused_count_leaves_no_gpus_and_a_reason() -> None:
-    snapshot = take(PlayedGpu(), nvmlDeviceGetCount=Refused(BINDINGS.NVML_ERROR_UNKNOWN))
+    snapshot = take(PlayedGpu(), nvmlDeviceGetCount=RefusedAnswer(BINDINGS.NVML_ERROR_UNKNOWN))
     assert snapshot.gpus == ()
     assert snapshot.missing["gpus"] == "NVML: Unknown Error"
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from flatout.tuner import verdict
-from flatout.tuner.trial.meter import Checked, TrialResult
+from flatout.tuner.trial.meter import StepHashes, TrialResult
 from flatout.tuner.trial.switched import ArmResult
 
 
@@ -21,7 +21,7 @@ def trial(
         ended="measured",
         blocks_s=(step_s, step_s * 1.01, step_s * 0.99),
         losses=losses,
-        checked={"1": Checked(gradients=("a",), parameters=("b",))},
+        checked={"1": StepHashes(gradients=("a",), parameters=("b",))},
         start="s",
         num_steps=3,
         trained=1,
@@ -122,9 +122,9 @@ def test_exact_means_every_bit() -> None:
     assert verdict.differs_exactly(plain, trial()) is None
     late = trial(losses=(1.0, 0.9, math.nextafter(0.8, 1)))
     assert "loss 3" in str(verdict.differs_exactly(plain, late))
-    other = trial(checked={"1": Checked(gradients=("c",), parameters=("b",))})
+    other = trial(checked={"1": StepHashes(gradients=("c",), parameters=("b",))})
     assert "gradients of step 1" in str(verdict.differs_exactly(plain, other))
-    updated = trial(checked={"1": Checked(gradients=("a",), parameters=("c",))})
+    updated = trial(checked={"1": StepHashes(gradients=("a",), parameters=("c",))})
     assert "parameters after step 1" in str(verdict.differs_exactly(plain, updated))
     assert "weights before" in str(verdict.differs_exactly(plain, trial(start="t")))
     unseen = trial(checked={})

@@ -8,7 +8,7 @@ from typing import Any
 
 from flatout import __version__
 from flatout.engines.evolution.run_plot import panels_of
-from flatout.engines.evolution.training.records import EpochRecord, Sample, read_log
+from flatout.engines.evolution.training.records import EpochRecord, ShownAnswer, read_log
 from flatout.engines.run.log import read_header
 from flatout.ground.errors import BadInput
 from flatout.ground.units import UNKNOWN, show_seconds, show_share
@@ -98,7 +98,7 @@ def _samples(records: Sequence[EpochRecord]) -> Iterator[Html]:
     yield section("What it answers", tag("p", note, class_="note"), *rows, anchor="samples")
 
 
-def _sample(now: Sample, before: Sample | None, epoch: int) -> Html:
+def _sample(now: ShownAnswer, before: ShownAnswer | None, epoch: int) -> Html:
     said = [] if before is None else [_said("before training", before)]
     return tag(
         "div",
@@ -108,7 +108,7 @@ def _sample(now: Sample, before: Sample | None, epoch: int) -> Html:
     )
 
 
-def _said(when: str, sample: Sample) -> Html:
+def _said(when: str, sample: ShownAnswer) -> Html:
     reward = UNKNOWN if sample.reward is None else f"{sample.reward:.3g}"
     text = shorten(sample.completion, LONGEST_TEXT) or "(nothing)"
     return tag("p", tag("b", f"{when}, reward {reward} "), text)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.measure.clock import Clock, ident
-from flatout.measure.evidence import Losses, Place, Schedule, Training, Untrained
+from flatout.measure.evidence import Losses, Place, RateSchedule, Training, Untrained
 from flatout.measure.lines.live_objects import live_objects, with_subclasses
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
@@ -42,7 +42,7 @@ class TrainingWatch:
         self._looks = True
         self._disturbed = False  # an arm may give gradients where there are none
         self._untrained: tuple[Untrained, ...] = ()
-        self._schedules: tuple[Schedule, ...] = ()
+        self._schedules: tuple[RateSchedule, ...] = ()
         self.finite: list[bool] = []
         self._place: Place | None = None  # of the last backward call
         self._steps: weakref.WeakKeyDictionary[Any, Steps] = weakref.WeakKeyDictionary()  # by optimizer
@@ -142,7 +142,7 @@ class TrainingWatch:
             for owner, own in owned.items()
         ]
 
-    def _find_schedules(self) -> list[Schedule]:
+    def _find_schedules(self) -> list[RateSchedule]:
         found = []
         for schedule, place in list(self._made_at.items()):
             name = type(schedule).__name__
@@ -150,7 +150,7 @@ class TrainingWatch:
             steps = self._steps.get(getattr(schedule, "optimizer", self))
             if isinstance(horizon, int) and steps is not None:
                 found.append(
-                    Schedule(
+                    RateSchedule(
                         name=name,
                         argument=HORIZONS[name],
                         place=place,

@@ -68,7 +68,7 @@ class Cause:
 
 
 @dataclass(slots=True)
-class Tally:
+class CauseTally:
     """Everything found of one cause."""
 
     seconds: float = 0.0
@@ -215,13 +215,13 @@ class _Typical:
         return next(headers, None)
 
 
-def _tally(long: list[LongStep], typical: _Typical) -> dict[Cause, Tally]:
+def _tally(long: list[LongStep], typical: _Typical) -> dict[Cause, CauseTally]:
     """The excess of each long step, divided by what its looks found.
 
     A step too short for a look is taken to be like the one whose excess is nearest to its own.
     """
     seen: list[tuple[LongStep, dict[Cause, float]]] = []
-    tallies: dict[Cause, Tally] = defaultdict(Tally)
+    tallies: dict[Cause, CauseTally] = defaultdict(CauseTally)
     for step in long:
         weights: defaultdict[Cause, float] = defaultdict(float)
         for look in step.looks:
@@ -254,7 +254,7 @@ def _distance(seen: LongStep, step: LongStep) -> float:
 
 
 def _episode(
-    cause: Cause, tally: Tally, num_steps: int, steps_per_epoch: float | None, *, has_loader: bool
+    cause: Cause, tally: CauseTally, num_steps: int, steps_per_epoch: float | None, *, has_loader: bool
 ) -> Episode:
     kind = _kind(cause, tally, has_loader=has_loader)
     times = len(tally.steps)
@@ -279,7 +279,7 @@ def _episode(
     )
 
 
-def _kind(cause: Cause, tally: Tally, *, has_loader: bool) -> EpisodeKind:
+def _kind(cause: Cause, tally: CauseTally, *, has_loader: bool) -> EpisodeKind:
     libraries = Counter(look.library for look in tally.looks)
     for library in ("compilation", "checkpoint"):
         if libraries[library] * 2 > len(tally.looks):

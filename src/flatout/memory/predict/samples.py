@@ -22,7 +22,6 @@ def sample_sizes(
     *,
     knobs: Sequence[str] = (BATCH,),
     smallest_batch: int = SMALLEST_BATCH,
-    periods: Mapping[str, int] = PERIODS,
 ) -> list[dict[str, int]]:
     """The sizes to trace so that a `Replay` can answer for any value of `knobs`; the rest stays the job's.
 
@@ -34,9 +33,9 @@ def sample_sizes(
         raise BadInput(f"{', '.join(missing)} is none of the job's sizes: {', '.join(job_sizes)}")
     taken = {value for knob, value in job_sizes.items() if knob not in knobs}
     points: dict[str, tuple[int, ...]] = {}
-    for knob in sorted(knobs, key=lambda knob: (periods.get(knob, 1) == 1, knob != BATCH)):
+    for knob in sorted(knobs, key=lambda knob: (PERIODS.get(knob, 1) == 1, knob != BATCH)):
         smallest = smallest_batch if knob == BATCH else 2
-        points[knob] = _points(job_sizes[knob], periods.get(knob, 1), smallest=smallest, taken=taken)
+        points[knob] = _points(job_sizes[knob], PERIODS.get(knob, 1), smallest=smallest, taken=taken)
         taken.update(points[knob])
     base = {knob: points[knob][0] if knob in points else value for knob, value in job_sizes.items()}
     samples = [base]

@@ -35,7 +35,7 @@ class Born:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Log:
+class StepsLog:
     """Births and deaths of two steps, renumbered by birth."""
 
     storages: tuple[Storage, ...]
@@ -50,7 +50,7 @@ def two_steps(
     start: int,
     hosted: Collection[int] = (),
     sums: Iterable[tuple[int, int]] = (),
-) -> Log:
+) -> StepsLog:
     """What is alive at `start`, the step from there on, and the step after it.
 
     `hosted` storages live on the host and are left out; `sums` are pairs of a sum and its first summand.
@@ -181,7 +181,7 @@ def _moved(event: Event, by: int) -> Event:
 
 def _renumbered(
     parts: Sequence[tuple[str, Sequence[Event]]], born: Sequence[Born], components: Sequence[Component]
-) -> Log:
+) -> StepsLog:
     numbers: dict[int, int] = {}
     storages: list[Storage] = []
     events: list[int] = []
@@ -207,4 +207,4 @@ def _renumbered(
                 )
             else:
                 events.append(~numbers[~event])
-    return Log(storages=tuple(storages), events=np.array(events, dtype=np.int64), marks=tuple(marks))
+    return StepsLog(storages=tuple(storages), events=np.array(events, dtype=np.int64), marks=tuple(marks))

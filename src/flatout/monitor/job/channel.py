@@ -121,10 +121,10 @@ def _text(data: bytes) -> str | None:
     return data.rstrip(b"\0").decode("ascii", errors="replace") or None
 
 
-def find_channel(pid: int, root: Path = Path("/")) -> Path | None:
+def find_channel(pid: int) -> Path | None:
     """Find the channel that a process holds open; None if it has none or hides its files."""
     try:
-        names = sorted((root / "proc" / str(pid) / "fd").iterdir())
+        names = sorted(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return None
     for name in names:

@@ -78,7 +78,7 @@ def reason_of(answer: Verdict, slowdown: Slowdown, *, tolerance: float) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Change:
+class CountChange:
     """A count that differs."""
 
     name: str
@@ -94,7 +94,7 @@ class Change:
         return f"{self.name.replace('_', ' ')} {show(self.base)} → {show(self.head)}"
 
 
-def changes(base: Counts | None, head: Counts | None) -> tuple[Change, ...]:
+def changes(base: Counts | None, head: Counts | None) -> tuple[CountChange, ...]:
     """The counts that differ by more than a hundredth; none where one side was not counted."""
     if base is None or head is None:
         return ()
@@ -104,10 +104,10 @@ def changes(base: Counts | None, head: Counts | None) -> tuple[Change, ...]:
         if one is None or other is None:
             continue  # a GPU on one side only
         if abs(other - one) > COUNT_TOLERANCE * max(abs(one), abs(other)):
-            found.append(Change(name=field.name, base=one, head=other))
+            found.append(CountChange(name=field.name, base=one, head=other))
     return tuple(found)
 
 
-def grown(found: Sequence[Change]) -> list[str]:
+def grown(found: Sequence[CountChange]) -> list[str]:
     """Those that grew, in words."""
     return [str(each) for each in found if each.grew]

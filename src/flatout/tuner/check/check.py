@@ -18,7 +18,7 @@ from flatout.ground.script.command import check_command
 from flatout.ground.units import show_ratio
 from flatout.tuner import verdict
 from flatout.tuner.check.answer import (
-    Change,
+    CountChange,
     Slowdown,
     Verdict,
     changes,
@@ -57,7 +57,7 @@ class Checked:
     same_losses: bool | None = None
     base_counts: Counts | None = None
     head_counts: Counts | None = None
-    changes: tuple[Change, ...] = ()
+    changes: tuple[CountChange, ...] = ()
     num_runs: int = 0
     flatout: str = __version__
 

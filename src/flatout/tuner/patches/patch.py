@@ -44,7 +44,7 @@ class Patch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Site:
+class PatchSite:
     """A patch and where it goes: a file, and the lines of it that findings name."""
 
     patch: str
@@ -67,17 +67,17 @@ def all_patches() -> dict[str, Patch]:
     }
 
 
-def read_site(patch: str, value: str) -> Site:
+def read_site(patch: str, value: str) -> PatchSite:
     """Read FILE or FILE:LINE,LINE."""
     file, colon, lines = value.rpartition(":")
     if colon and lines.replace(",", "").isdigit():
-        return Site(patch=patch, file=file, lines=tuple(int(each) for each in lines.split(",")))
-    return Site(patch=patch, file=value)
+        return PatchSite(patch=patch, file=file, lines=tuple(int(each) for each in lines.split(",")))
+    return PatchSite(patch=patch, file=value)
 
 
 def find_sites(
     files: Iterable[str], findings: Iterable[Finding], *, folder: Path, only: Iterable[str] = ()
-) -> tuple[list[Site], list[tuple[Site, str]]]:
+) -> tuple[list[PatchSite], list[tuple[PatchSite, str]]]:
     """(sites where a patch can be made, sites that a finding names and a patch refuses, with the reason)."""
     places: dict[tuple[str, str], set[int]] = {}
     for finding in findings:
@@ -87,14 +87,14 @@ def find_sites(
                 places.setdefault((code, place.file), set()).add(place.line)
     texts = {name: read_text(folder / name) for name in {*files, *(file for _, file in places)}}
     wanted = set(only)
-    can: list[Site] = []
-    cannot: list[tuple[Site, str]] = []
+    can: list[PatchSite] = []
+    cannot: list[tuple[PatchSite, str]] = []
     for patch in all_patches().values():
         if wanted and patch.name not in wanted:
             continue
         for file, text in sorted(texts.items()):
             lines = {line for code in patch.answers for line in places.get((code, file), ())}
-            site = Site(patch=patch.name, file=file, lines=tuple(sorted(lines)))
+            site = PatchSite(patch=patch.name, file=file, lines=tuple(sorted(lines)))
             if text is None or (patch.answers and not lines and not wanted):
                 continue
             try:
@@ -115,13 +115,13 @@ def read_text(path: Path) -> str | None:
         return None
 
 
-def rewritten(text: str, sites: Sequence[Site]) -> str:
+def rewritten(text: str, sites: Sequence[PatchSite]) -> str:
     """One file's text under several patches, each at the lines that it had in the file as it was."""
     return _rewritten(text, tuple(sites))
 
 
 @functools.lru_cache(maxsize=256)
-def _rewritten(text: str, sites: tuple[Site, ...]) -> str:
+def _rewritten(text: str, sites: tuple[PatchSite, ...]) -> str:
     now = text
     for site in sites:
         lines = moved_lines(text, now, site.lines)
@@ -148,9 +148,9 @@ def moved_lines(before: str, after: str, lines: Iterable[int]) -> tuple[int, ...
     return tuple(shifts[line] for line in lines if line in shifts)
 
 
-def patched_texts(sites: Sequence[Site], *, folder: Path) -> dict[str, tuple[str, str]]:
+def patched_texts(sites: Sequence[PatchSite], *, folder: Path) -> dict[str, tuple[str, str]]:
     """file -> (its text, its text under the patches)."""
-    by_file: dict[str, list[Site]] = {}
+    by_file: dict[str, list[PatchSite]] = {}
     for site in sites:
         by_file.setdefault(site.file, []).append(site)
     found = {}
@@ -162,7 +162,7 @@ def patched_texts(sites: Sequence[Site], *, folder: Path) -> dict[str, tuple[str
     return found
 
 
-def sites_of(doses: Iterable[Dose]) -> list[Site]:
+def sites_of(doses: Iterable[Dose]) -> list[PatchSite]:
     """The patches among treatments."""
     return [read_site(dose.name, str(dose.value)) for dose in doses if dose.name in all_patches()]
 

@@ -27,7 +27,7 @@ class Head:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class RaggedPiece:
     """One `ragged` piece, as text."""
 
     kind: str  # "constant", "rows", "each"
@@ -62,27 +62,27 @@ class Body:
     sequence: str = ""
     joined: str = ""  # "cat" or "stack"
     result: str = ""  # the list that takes the finished sequences
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[RaggedPiece] = field(default_factory=list)
     temporaries: dict[str, cst.BaseExpression] = field(default_factory=dict)
 
 
-def piece_of(body: Body, value: cst.BaseExpression, where: tuple[str, ...]) -> Piece:
+def piece_of(body: Body, value: cst.BaseExpression, where: tuple[str, ...]) -> RaggedPiece:
     """One appended value: the same for all samples, or a row of each."""
     value = inlined(value, body.temporaries)
     _check_pure(body, value)
     found = _sample_rows(body, value)
     if not found:
         _check_constant(body, value)
-        return Piece(kind="constant", value=body.source.code(value), where=where)
+        return RaggedPiece(kind="constant", value=body.source.code(value), where=where)
     whole = _whole(body, value, found)
     if body.joined == "stack":
-        return Piece(kind="each", value=whole, where=where)
+        return RaggedPiece(kind="each", value=whole, where=where)
     if where:
         raise Refused("rows of a sample that only some samples have: how many there are cannot be seen")
-    return Piece(kind="rows", value=whole)
+    return RaggedPiece(kind="rows", value=whole)
 
 
-def rows_piece(body: Body, loop: cst.For, where: tuple[str, ...]) -> Piece:
+def rows_piece(body: Body, loop: cst.For, where: tuple[str, ...]) -> RaggedPiece:
     """`for t in range(a, b): seq.append(x[b, t] + kind)`."""
     source = body.source
     if (
@@ -119,7 +119,7 @@ def rows_piece(body: Body, loop: cst.For, where: tuple[str, ...]) -> Piece:
     whole = _whole(body, value, found, row=row)
     texts = [source.code(limit) for limit in limits]
     start = texts[0] if len(texts) == 2 else None
-    return Piece(
+    return RaggedPiece(
         kind="rows", value=whole, lengths=f"len(range({', '.join(texts)}))", start=start, where=where
     )
 

@@ -38,7 +38,7 @@ class EndOfTrial(BaseException):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checked:
+class StepHashes:
     """Hashes of what one step computed, parameter by parameter."""
 
     gradients: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class TrialResult:
     num_steps_before: int = 0
     losses: tuple[float, ...] = ()  # in order; several per step under accumulation
     num_losses_at_start: int = 0  # of the first block
-    checked: dict[str, Checked] = field(default_factory=dict)  # by step
+    checked: dict[str, StepHashes] = field(default_factory=dict)  # by step
     batches: dict[str, str] = field(default_factory=dict)  # hashes by "loader.batch"
     start: str | None = None  # a hash of the weights before the first step, in 32 bits
     reads: tuple[float, ...] = ()  # numbers that the script read from tensors
@@ -83,7 +83,7 @@ class Meter:
         self._num_before = 0
         self._blocks_s: list[float] = []
         self._switched: Blocks | None = None
-        self._checked: dict[str, Checked] = {}
+        self._checked: dict[str, StepHashes] = {}
         self._reads = Reads(options.checked)
         self._losses: list[Any] = []
         self._num_losses_at_start = 0
@@ -241,9 +241,9 @@ class Meter:
     # -- what is compared
 
     def _check(self, step: str, optimizer: Any) -> None:
-        found = self._checked.get(step, Checked())
+        found = self._checked.get(step, StepHashes())
         parameters = _parameters(optimizer)
-        self._checked[step] = Checked(
+        self._checked[step] = StepHashes(
             gradients=(
                 *found.gradients,
                 *(hash_of(each.grad) for each in parameters if each.grad is not None),

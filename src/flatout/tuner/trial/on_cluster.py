@@ -35,7 +35,7 @@ THREADS = "OMP_NUM_THREADS"  # which Ray sets to a task's cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class TrialsJob:
     """What a node must know to run trials."""
 
     command: tuple[str, ...]
@@ -46,7 +46,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class TrialsAnswer:
     """What a node found."""
 
     kind: str  # of machine
@@ -141,7 +141,7 @@ class ClusterTrials(Trials):
         return known
 
     def _start(self, task: _Task) -> None:
-        job = Job(
+        job = TrialsJob(
             command=self.command,
             module=self.module,
             plan=self.plan,
@@ -175,7 +175,7 @@ class ClusterTrials(Trials):
         return arrived
 
 
-def run_unit(job: Job, unit: Unit) -> Answer:
+def run_unit(job: TrialsJob, unit: Unit) -> TrialsAnswer:
     """Run trials on the node of this process; of what they leave behind only files asked for are kept."""
     if job.threads is None:
         os.environ.pop(THREADS, None)
@@ -191,7 +191,7 @@ def run_unit(job: Job, unit: Unit) -> Answer:
             if wanted is not None and here.exists():
                 files[wanted] = here.read_bytes()
                 here.unlink()
-    return Answer(kind=describe_machine(), results=tuple(results), files=files)
+    return TrialsAnswer(kind=describe_machine(), results=tuple(results), files=files)
 
 
 def describe_machine() -> str:

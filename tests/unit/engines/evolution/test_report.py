@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from flatout.engines.evolution.report import headline, page, write_report
-from flatout.engines.evolution.training.records import KIND, EpochRecord, Sample
+from flatout.engines.evolution.training.records import KIND, EpochRecord, ShownAnswer
 from flatout.engines.run.log import RunLog
 from flatout.ground.errors import BadInput
 
 FIRST = EpochRecord(
     epoch=0,
     reward_heldout=0.25,
-    samples=(Sample(prompt="2+2=", completion="<b>5</b>", reward=0.0),),
+    samples=(ShownAnswer(prompt="2+2=", completion="<b>5</b>", reward=0.0),),
     perturbed=("model.layers.*.mlp.down_proj (30 x 1)",),
     frozen=("model.embed_tokens.weight (7)",),
 )
@@ -22,7 +22,7 @@ LAST = EpochRecord(
     epoch=3,
     reward_train=0.4,
     reward_heldout=0.5,
-    samples=(Sample(prompt="2+2=", completion="4", reward=None),),
+    samples=(ShownAnswer(prompt="2+2=", completion="4", reward=None),),
 )
 
 

@@ -18,12 +18,12 @@ from flatout.testing.played_nvml import (
     NOT_SUPPORTED,
     PlayedGpu,
     PlayedNvml,
-    Refused,
+    RefusedAnswer,
     played_mig_gpu,
 )
 from tests.support.monitor_played import GIB, PlayedClock, played_gpu
 
-UNINITIALIZED = Refused(BINDINGS.NVML_ERROR_UNINITIALIZED)
+UNINITIALIZED = RefusedAnswer(BINDINGS.NVML_ERROR_UNINITIALIZED)
 
 
 def read(meter: GpuMeter, clock: PlayedClock, *, after_s: float = 1.0) -> tuple[GpuSample, ...]:
@@ -131,7 +131,7 @@ def test_a_restarted_driver_is_connected_again_with_one_start_each() -> None:
     assert nvml.calls.count("nvmlInit") == 1
     working = dict(gpu.answers)
     gpu.answers = dict.fromkeys(working, UNINITIALIZED)
-    nvml.system["nvmlInit"] = Refused(BINDINGS.NVML_ERROR_DRIVER_NOT_LOADED)
+    nvml.system["nvmlInit"] = RefusedAnswer(BINDINGS.NVML_ERROR_DRIVER_NOT_LOADED)
     (sample,) = read(meter, clock)
     assert (sample.utilisation_share, sample.memory_used_bytes) == (None, None)
     for _ in range(10):
@@ -150,7 +150,7 @@ def test_a_restarted_driver_is_connected_again_with_one_start_each() -> None:
 
 def test_a_machine_without_a_driver_is_a_sentence_and_no_gpus() -> None:
     clock = PlayedClock()
-    nvml = PlayedNvml(nvmlInit=Refused(BINDINGS.NVML_ERROR_LIBRARY_NOT_FOUND))
+    nvml = PlayedNvml(nvmlInit=RefusedAnswer(BINDINGS.NVML_ERROR_LIBRARY_NOT_FOUND))
     meter = GpuMeter(nvml)
     assert read(meter, clock) == ()
     assert meter.refusal == "no NVIDIA driver: the NVML library is not on this machine"
@@ -180,8 +180,8 @@ def test_visible_gpus_and_ids_are_nvmls_numbers() -> None:
     assert (meter.index_of(None), meter.index_of("other")) == (None, None)
 
 
-@pytest.mark.parametrize("refused", [NOT_SUPPORTED, Refused(BINDINGS.NVML_ERROR_NO_PERMISSION)])
-def test_every_question_may_be_refused(refused: Refused) -> None:
+@pytest.mark.parametrize("refused", [NOT_SUPPORTED, RefusedAnswer(BINDINGS.NVML_ERROR_NO_PERMISSION)])
+def test_every_question_may_be_refused(refused: RefusedAnswer) -> None:
     clock = PlayedClock()
     names = sorted(played_gpu(clock).answers)
     assert len(names) > 15
@@ -197,7 +197,7 @@ def test_every_question_may_be_refused(refused: Refused) -> None:
 def test_a_gpu_that_does_not_open_is_lost_from_the_start() -> None:
     clock = PlayedClock()
     closed = PlayedGpu()
-    closed.answers["nvmlDeviceGetHandleByIndex"] = Refused(BINDINGS.NVML_ERROR_GPU_IS_LOST)
+    closed.answers["nvmlDeviceGetHandleByIndex"] = RefusedAnswer(BINDINGS.NVML_ERROR_GPU_IS_LOST)
     meter = GpuMeter(PlayedNvml(played_gpu(clock), closed))
     samples = read(meter, clock)
     assert [sample.lost for sample in samples] == [False, True]

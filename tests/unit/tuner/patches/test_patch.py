@@ -10,7 +10,7 @@ import pytest
 
 from flatout.doctor.finding import Finding, Sight
 from flatout.measure.evidence import Place
-from flatout.tuner.patches.patch import Patch, Site, all_patches, find_sites, patched_texts, read_site
+from flatout.tuner.patches.patch import Patch, PatchSite, all_patches, find_sites, patched_texts, read_site
 from flatout.tuner.patches.source import Refused, Source
 from flatout.tuner.treatment import Dose, treatment_of
 
@@ -54,7 +54,7 @@ def test_patches_have_the_names_of_their_files_and_are_doses_like_treatments() -
 
 
 def test_a_site_is_written_and_read() -> None:
-    for site in (Site(patch="p", file="a/b.py", lines=(3, 9)), Site(patch="p", file="a.py")):
+    for site in (PatchSite(patch="p", file="a/b.py", lines=(3, 9)), PatchSite(patch="p", file="a.py")):
         assert read_site("p", str(site)) == site
 
 
@@ -70,7 +70,7 @@ def test_sites_are_where_a_finding_is_that_a_patch_answers(tmp_path: Path) -> No
 def test_patches_of_one_file_find_their_lines_after_each_other(tmp_path: Path) -> None:
     two = LOOP + LOOP.replace("import torch\n", "").replace("def last", "def again")
     (tmp_path / "model.py").write_text(two)
-    first, second = (Site(patch="rows-at-once", file="model.py", lines=(line,)) for line in (6, 12))
+    first, second = (PatchSite(patch="rows-at-once", file="model.py", lines=(line,)) for line in (6, 12))
     ((_, both),) = patched_texts([first, second], folder=tmp_path).values()
     assert "for i, n" in both and ".append" not in both
     with pytest.raises(Refused, match="replaced these lines"):

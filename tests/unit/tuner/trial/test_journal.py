@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from flatout.tuner.trial.journal import Journal, evidence_of, journal_path
-from flatout.tuner.trial.meter import Checked, TrialResult
+from flatout.tuner.trial.meter import StepHashes, TrialResult
 
-ONE = TrialResult(ended="measured", losses=(1.0, 0.5), checked={"1": Checked(gradients=("a",))})
+ONE = TrialResult(ended="measured", losses=(1.0, 0.5), checked={"1": StepHashes(gradients=("a",))})
 OTHER = TrialResult(ended="killed", error="did not end")
 
 

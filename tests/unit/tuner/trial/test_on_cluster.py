@@ -14,7 +14,7 @@ from flatout.tuner.treatment import Dose
 from flatout.tuner.trial import on_cluster
 from flatout.tuner.trial.journal import Journal
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.trial.on_cluster import Answer, ClusterTrials, Job, describe_machine, run_unit
+from flatout.tuner.trial.on_cluster import ClusterTrials, TrialsAnswer, TrialsJob, describe_machine, run_unit
 from flatout.tuner.trials import TrialPlan, Unit, pair_of
 from flatout.tuner.tune import Tuner
 from tests.support.fake_ray import FakeRay
@@ -42,10 +42,10 @@ def cluster_trials(cluster: RayCluster, folder: Path, *, resume: bool = False) -
     return ClusterTrials(cluster, ["train.py"], module=False, plan=TrialPlan(), journal=journal)
 
 
-def step_per_treatment(job: Job, unit: Unit) -> Answer:
+def step_per_treatment(job: TrialsJob, unit: Unit) -> TrialsAnswer:
     results = tuple(trial(0.1 * (1 + len(doses))) for doses, _ in unit)
     files = {changes["first_step"]: b"gradients" for _, changes in unit if "first_step" in changes}
-    return Answer(kind="one kind", results=results, files=files)
+    return TrialsAnswer(kind="one kind", results=results, files=files)
 
 
 def units_of(ray: FakeRay) -> list[Unit]:
@@ -126,7 +126,7 @@ def test_a_tuning_comes_to_the_same_end_as_on_one_machine(
 
     given = GivenTrials(tmp_path, result)
 
-    def answer(job: Job, unit: Unit) -> Answer:
+    def answer(job: TrialsJob, unit: Unit) -> TrialsAnswer:
         files: dict[str, bytes] = {}
         results = []
         for doses, changes in unit:
@@ -134,7 +134,7 @@ def test_a_tuning_comes_to_the_same_end_as_on_one_machine(
             results.append(given.run(doses, **changes))
             if wanted:
                 files[wanted] = Path(wanted).read_bytes()
-        return Answer(kind="one kind", results=tuple(results), files=files)
+        return TrialsAnswer(kind="one kind", results=tuple(results), files=files)
 
     monkeypatch.setattr(on_cluster, "run_unit", answer)
     with RayCluster("auto") as cluster:
@@ -171,7 +171,7 @@ def test_a_node_runs_the_trials_of_a_unit_in_their_order(
 
     monkeypatch.setattr(on_cluster, "Trials", Recorded)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    job = Job(command=("train.py",), module=False, plan=TrialPlan(), ranks=1, threads=None)
+    job = TrialsJob(command=("train.py",), module=False, plan=TrialPlan(), ranks=1, threads=None)
     wanted = str(tmp_path / "elsewhere.safetensors")
     answer = run_unit(job, ((tuple(A), {}), ((), {"first_step": wanted})))
     assert asked == [(tuple(A), []), ((), ["first_step"])] and len(answer.results) == 2

@@ -31,7 +31,7 @@ from __future__ import annotations
 from flatout.doctor.ceilings import batches_per_step
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
-from flatout.measure.evidence import Evidence, Schedule
+from flatout.measure.evidence import Evidence, RateSchedule
 
 RULE = title_of(__doc__)
 ARMS = ()
@@ -54,7 +54,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     ]
 
 
-def _finding(schedule: Schedule, epoch: float) -> Finding:
+def _finding(schedule: RateSchedule, epoch: float) -> Finding:
     return RULE.finding(
         schedule.place,
         f"{schedule.name}({schedule.argument}={schedule.horizon}) is stepped in every batch, and an epoch "

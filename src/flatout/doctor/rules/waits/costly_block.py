@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 from flatout.doctor.causal_map import encloses
 from flatout.doctor.ceilings import (
     RESOLVABLE_SPEEDUP,
-    Proof,
+    ArmProof,
     arm_at,
     ceiling_of,
     holds,
@@ -117,7 +117,7 @@ def _between_phases(evidence: Evidence) -> list[Finding]:
     return findings
 
 
-def _proof(block: HeavyBlock, evidence: Evidence) -> Proof:
+def _proof(block: HeavyBlock, evidence: Evidence) -> ArmProof:
     """The steps without a block, or else without the innermost statement that calls it."""
     for place in (block.place, *reversed(block.callers)):
         if arm_at(evidence, ARMS[0], place) is not None:
@@ -265,7 +265,7 @@ def _loop_finding(evidence: Evidence, found: Counterfactual, header: Place, *, s
     )
 
 
-def _finding(block: HeavyBlock, *, share: float, step_s: float, num: int, proof: Proof) -> Finding:
+def _finding(block: HeavyBlock, *, share: float, step_s: float, num: int, proof: ArmProof) -> Finding:
     called = f", called from {block.callers[-1]}" if block.callers else ""
     return RULE.finding(
         block.place,

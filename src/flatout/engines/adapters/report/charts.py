@@ -224,10 +224,10 @@ def load_bars(quality: RoutingQuality) -> RowChart:
 # Curves over the steps of a phase
 
 
-def loss_line(records: Sequence[StepRecord], key: str, *, name: str = "", colour: str = "rest") -> Curve:
+def loss_line(records: Sequence[StepRecord], key: str, *, name: str = "") -> Curve:
     """A loss by its name in the log."""
     points = [(record.step, record.losses.get(key)) for record in records]
-    return Curve(name=name or key, colour=colour, points=points)
+    return Curve(name=name or key, colour="rest", points=points)
 
 
 def validation_line(

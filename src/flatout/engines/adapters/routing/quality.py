@@ -71,23 +71,21 @@ def judge(route: Route, *, tasks_N: Tensor, names: Sequence[str], decider: Decid
     )
 
 
-def confidence_bins(
-    confidence_N: Tensor, is_right_N: Tensor, *, num_bins: int = NUM_BINS
-) -> tuple[ConfidenceBin, ...]:
+def confidence_bins(confidence_N: Tensor, is_right_N: Tensor) -> tuple[ConfidenceBin, ...]:
     """Rows by their confidence; the last bin holds a confidence of exactly one."""
-    which_N = (confidence_N * num_bins).long().clamp(0, num_bins - 1)
-    rows = torch.bincount(which_N, minlength=num_bins).tolist()
-    right = torch.bincount(which_N[is_right_N], minlength=num_bins).tolist()
-    sums = torch.bincount(which_N, weights=confidence_N, minlength=num_bins).tolist()
+    which_N = (confidence_N * NUM_BINS).long().clamp(0, NUM_BINS - 1)
+    rows = torch.bincount(which_N, minlength=NUM_BINS).tolist()
+    right = torch.bincount(which_N[is_right_N], minlength=NUM_BINS).tolist()
+    sums = torch.bincount(which_N, weights=confidence_N, minlength=NUM_BINS).tolist()
     return tuple(
         ConfidenceBin(
-            low=number / num_bins,
-            high=(number + 1) / num_bins,
+            low=number / NUM_BINS,
+            high=(number + 1) / NUM_BINS,
             num_rows=rows[number],
             num_right=right[number],
             mean_confidence=sums[number] / rows[number] if rows[number] else None,
         )
-        for number in range(num_bins)
+        for number in range(NUM_BINS)
     )
 
 

@@ -21,7 +21,7 @@ from flatout.engines.evolution.rewards.kinds import PROMPT, check_answer
 from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
 from flatout.engines.evolution.tasks.task import ask_prompts, running, text_of_ids
 from flatout.engines.evolution.training import models, schedule
-from flatout.engines.evolution.training.records import Sample
+from flatout.engines.evolution.training.records import ShownAnswer
 from flatout.ground.errors import BadInput
 from flatout.multiplex.decode.generator import Generator, end_tokens
 from flatout.multiplex.decode.requests import Completion, Request
@@ -108,7 +108,7 @@ class Answers:
         gathered = self._ranks.gather(gathered, what="rewards")
         return gathered[:-1].view_as(rewards), int(gathered[-1])
 
-    def held_out(self) -> tuple[float | None, tuple[Sample, ...]]:
+    def held_out(self) -> tuple[float | None, tuple[ShownAnswer, ...]]:
         """The mean reward of the held-out prompts, and some completions with theirs.
 
         On the first rank alone: the others need them for nothing.
@@ -121,7 +121,7 @@ class Answers:
         said = self._texts.texts([each.tokens for each in done[: len(shown)]])
         samples = zip(shown, said, scores.values, strict=False)
         return scores.mean, tuple(
-            Sample(
+            ShownAnswer(
                 prompt=text_of_ids(prompt.token_ids or ()) if prompt.text is None else prompt.text,
                 completion=text,
                 reward=value,

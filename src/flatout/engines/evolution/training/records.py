@@ -20,7 +20,7 @@ NO_CURVES = ("epoch", "epochs", "statistics", "samples", "perturbed", "frozen")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sample:
+class ShownAnswer:
     """What the weights answered to a held-out prompt; a reward of None failed."""
 
     prompt: str
@@ -45,7 +45,7 @@ class EpochRecord:
     sent_bytes: int | None = None  # to other ranks, by the first one, since the record before
     elapsed_s: float | None = None  # since the run began, resumed ones included
     statistics: dict[str, float | None] = field(default_factory=dict)  # of the update, by name
-    samples: tuple[Sample, ...] = ()  # of an evaluation
+    samples: tuple[ShownAnswer, ...] = ()  # of an evaluation
     perturbed: tuple[str, ...] = ()  # of the first record: the weights that get noise
     frozen: tuple[str, ...] = ()  # and those that get none
 

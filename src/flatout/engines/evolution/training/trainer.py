@@ -40,7 +40,7 @@ from flatout.engines.evolution.training.records import (
     KIND,
     EpochRecord,
     EvolutionState,
-    Sample,
+    ShownAnswer,
     checkpoints_of,
     read_log,
 )
@@ -277,7 +277,7 @@ class Trainer:
         tokens_per_s = num_tokens / epoch_s
         plain_rate = (self._plain_rate or 0.0) * self.ranks.num_ranks
         held_out: float | None = None
-        samples: tuple[Sample, ...] = ()
+        samples: tuple[ShownAnswer, ...] = ()
         if es.epoch % settings.evaluate_every == 0 or es.epoch == settings.epochs:
             held_out, samples = self.answers.held_out()
             self._score = held_out

@@ -32,7 +32,7 @@ CONVERT = (
 )
 
 
-def from_directions(directions: Mapping[int, Tensor], *, method: str = "imported") -> SteeringVectors:
+def from_directions(directions: Mapping[int, Tensor]) -> SteeringVectors:
     """Make vectors whose strength 1 adds `directions`."""
     if not directions:
         raise BadInput("there are no directions")
@@ -45,7 +45,7 @@ def from_directions(directions: Mapping[int, Tensor], *, method: str = "imported
     wrong = [layer for layer, norm in zip(layers, norms, strict=True) if not 0 < norm < torch.inf]
     if wrong:
         raise BadInput(f"the direction of layer {wrong[0]} is zero or not finite")
-    return SteeringVectors(values=values / norms[:, None], norms=norms, layers=layers, method=method)
+    return SteeringVectors(values=values / norms[:, None], norms=norms, layers=layers, method="imported")
 
 
 def directions_of(vectors: SteeringVectors) -> dict[int, Tensor]:

@@ -3,11 +3,11 @@ from __future__ import annotations
 import pytest
 
 from flatout.doctor.rules.training.scheduler_steps_mismatch import detect
-from flatout.measure.evidence import Losses, Schedule, Training
+from flatout.measure.evidence import Losses, RateSchedule, Training
 
 
 def job(made, *, horizon=20, num_steps=60, num_batches=256):
-    schedule = Schedule(
+    schedule = RateSchedule(
         name="CosineAnnealingLR",
         argument="T_max",
         place=made.place(80),
