@@ -22,8 +22,9 @@ from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
 from flatout.engines.adapters.lora.blocks import TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.settings import DEFAULT_RANK, AdaptSettings, make_settings, read_settings
-from flatout.engines.adapters.tasks import TaskBatch, task_named
 from flatout.engines.adapters.tasks.decoder import TextDecoder
+from flatout.engines.adapters.tasks.known import task_named
+from flatout.engines.adapters.tasks.task import TaskBatch
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.predict.estimate import MemoryEstimate
 from flatout.memory.predict.forecast import estimate_job

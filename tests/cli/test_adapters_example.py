@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flatout.engines.adapters.settings import AdaptSettings, make_settings, read_settings
-from flatout.engines.adapters.tasks import known_tasks
+from flatout.engines.adapters.tasks.known import known_tasks
 from tests.support.warm_python import warm
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -23,8 +23,9 @@ from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
 from flatout.engines.adapters.lora.blocks import Blocks, TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.report.run_report import RunReport
-from flatout.engines.adapters.tasks import encode_all, task_named
 from flatout.engines.adapters.tasks.decoder import TextDecoder
+from flatout.engines.adapters.tasks.known import task_named
+from flatout.engines.adapters.tasks.task import encode_all
 from flatout.engines.adapters.training.log import StepRecord
 from flatout.testing.adapter_tasks import tiny_tokenizer as tiny_tokenizer
 

@@ -20,9 +20,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.tasks import AdapterTask, Example, Prediction, Record, TaskBatch, encode_all
 from flatout.engines.adapters.tasks.decoder import TextDecoder
-from flatout.engines.adapters.tasks.task import IGNORED
+from flatout.engines.adapters.tasks.rows import Record
+from flatout.engines.adapters.tasks.task import (
+    IGNORED,
+    AdapterTask,
+    Example,
+    Prediction,
+    TaskBatch,
+    encode_all,
+)
 from flatout.ground.errors import BadInput
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")

@@ -31,7 +31,8 @@ from flatout.engines.adapters.evaluation.results import (
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.routing.quality import judge_routes
 from flatout.engines.adapters.routing.router import Decider, Route
-from flatout.engines.adapters.tasks import AdapterTask, Example, Prediction, Record
+from flatout.engines.adapters.tasks.rows import Record
+from flatout.engines.adapters.tasks.task import AdapterTask, Example, Prediction
 from flatout.engines.adapters.training.batches import evaluation_batches
 
 # Someone reads what these answer; of the others, the baselines, a metric is enough.

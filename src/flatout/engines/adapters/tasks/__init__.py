@@ -9,22 +9,3 @@ generation         what those tasks have in common
 sentiment, qa, summarisation, code_generation, translation    the five tasks of the product
 classification, regression, similarity                        kinds for rows of the user's
 """
-
-from __future__ import annotations
-
-from flatout.engines.adapters.tasks.known import known_tasks, task_named
-from flatout.engines.adapters.tasks.rows import DataOptions, Record, Splits
-from flatout.engines.adapters.tasks.task import AdapterTask, Example, Prediction, TaskBatch, encode_all
-
-__all__ = [
-    "AdapterTask",
-    "DataOptions",
-    "Example",
-    "Prediction",
-    "Record",
-    "Splits",
-    "TaskBatch",
-    "encode_all",
-    "known_tasks",
-    "task_named",
-]

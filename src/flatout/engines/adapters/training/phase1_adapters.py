@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from flatout.engines.adapters.assembly import AdapterAssembly
 from flatout.engines.adapters.lora.fused_step import SHARED, AdapterOptimizer, FusedStep, StepSettings
 from flatout.engines.adapters.settings import LearningSettings
-from flatout.engines.adapters.tasks import TaskBatch
+from flatout.engines.adapters.tasks.task import TaskBatch
 from flatout.engines.adapters.training.batches import TaskRows, TrainingBatches
 from flatout.engines.adapters.training.checkpoint import BestSoFar
 from flatout.engines.adapters.training.phase import PhaseRun, check_share

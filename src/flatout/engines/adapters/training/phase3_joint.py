@@ -26,7 +26,7 @@ from flatout.engines.adapters.lora.gradient_sum import GradientSum
 from flatout.engines.adapters.lora.optimizer import SHARED, AdapterOptimizer
 from flatout.engines.adapters.lora.recorder import Recorder
 from flatout.engines.adapters.settings import PhaseThree
-from flatout.engines.adapters.tasks import TaskBatch
+from flatout.engines.adapters.tasks.task import TaskBatch
 from flatout.engines.adapters.training.batches import TrainingBatches
 from flatout.engines.adapters.training.phase import TOTAL, PhaseRun, check_share
 from flatout.engines.adapters.training.phase1_adapters import optimizer_of, step_settings, training_batches

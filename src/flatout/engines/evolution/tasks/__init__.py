@@ -7,11 +7,3 @@ find_task    the task behind a name, a class or a file
 arithmetic, countdown, digit_copy    generated tasks
 gsm8k, translation                   tasks of files
 """
-
-from __future__ import annotations
-
-from flatout.engines.evolution.tasks.find_task import find_task
-from flatout.engines.evolution.tasks.jsonl import FileTask
-from flatout.engines.evolution.tasks.task import EvolutionTask, GeneratedTask, Prompt, Split, text_of_ids
-
-__all__ = ["FileTask", "GeneratedTask", "Prompt", "Split", "EvolutionTask", "find_task", "text_of_ids"]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from flatout.engines.evolution.eggroll import Eggroll
     from flatout.engines.evolution.settings import EvolveSettings
-    from flatout.engines.evolution.tasks import EvolutionTask, Prompt
+    from flatout.engines.evolution.tasks.task import EvolutionTask, Prompt
     from flatout.engines.evolution.training.records import EvolutionState
     from flatout.engines.run.folder import OnProgress
     from flatout.engines.run.ranks import Ranks

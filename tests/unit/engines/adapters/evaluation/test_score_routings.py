@@ -24,7 +24,7 @@ from flatout.engines.adapters.evaluation.score_routings import (
 )
 from flatout.engines.adapters.routing.features import features_of
 from flatout.engines.adapters.routing.router import Decider, Route, Router
-from flatout.engines.adapters.tasks import Prediction
+from flatout.engines.adapters.tasks.task import Prediction
 from tests.support.adapters import NAMES, CountingEncoder, subjects, tiny_encoder, tiny_tokenizer
 
 ROWS, THRESHOLD = 12, 0.5

@@ -19,7 +19,7 @@ from flatout.engines.adapters.routing.features import (
     key_of,
     width_of,
 )
-from flatout.engines.adapters.tasks import Example
+from flatout.engines.adapters.tasks.task import Example
 from flatout.ground.errors import BadInput
 from tests.support.adapters import CountingEncoder, subjects, tiny_encoder, tiny_tokenizer
 

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from flatout.engines.adapters.tasks import Splits, task_named
 from flatout.engines.adapters.tasks.classification import Classification
+from flatout.engines.adapters.tasks.known import task_named
+from flatout.engines.adapters.tasks.rows import Splits
 from flatout.ground.errors import BadInput
 
 

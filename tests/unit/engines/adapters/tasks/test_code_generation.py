@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.adapters.tasks import DataOptions, code_generation
+from flatout.engines.adapters.tasks import code_generation
 from flatout.engines.adapters.tasks.code_generation import (
     CodeGeneration,
     functions,
@@ -17,6 +17,7 @@ from flatout.engines.adapters.tasks.code_generation import (
     with_layout_signs,
     without_layout_signs,
 )
+from flatout.engines.adapters.tasks.rows import DataOptions
 from tests.support.adapters import tiny_tokenizer
 
 NESTED = "def f(x):\n    if x:\n        return 1\n    return 2"

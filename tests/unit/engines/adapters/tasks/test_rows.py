@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.adapters.tasks import DataOptions, Splits, known_tasks, rows, task_named
+from flatout.engines.adapters.tasks import rows
+from flatout.engines.adapters.tasks.known import known_tasks, task_named
+from flatout.engines.adapters.tasks.rows import DataOptions, Splits
 from flatout.engines.run.json_lines import read_rows
 from flatout.ground.errors import BadInput
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.engines.adapters.tasks import Prediction
 from flatout.engines.adapters.tasks.summarisation import Summarisation
+from flatout.engines.adapters.tasks.task import Prediction
 from flatout.ground.errors import BadInput
 
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.adapters.lora.blocks import tensor_on
-from flatout.engines.adapters.tasks import AdapterTask, known_tasks, task_named
-from flatout.engines.adapters.tasks.task import at_rest
+from flatout.engines.adapters.tasks.known import known_tasks, task_named
+from flatout.engines.adapters.tasks.task import AdapterTask, at_rest
 from flatout.ground.errors import BadInput
 from flatout.testing.adapter_tasks import (
     WIDTH,
@@ -63,7 +63,7 @@ def test_every_known_task_is_held_to_the_contract() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_there_is_a_score_beside_the_metric(name: str) -> None:
-    from flatout.engines.adapters.tasks import Prediction
+    from flatout.engines.adapters.tasks.task import Prediction
 
     task = task_named(name)
     (record,) = task.generated(1, seed=0)

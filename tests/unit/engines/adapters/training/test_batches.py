@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.adapters.tasks import AdapterTask, Example, TaskBatch, encode_all, task_named
-from flatout.engines.adapters.tasks.task import IGNORED
+from flatout.engines.adapters.tasks.known import task_named
+from flatout.engines.adapters.tasks.task import IGNORED, AdapterTask, Example, TaskBatch, encode_all
 from flatout.engines.adapters.training.batches import (
     TaskRows,
     TrainingBatches,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.evolution.tasks import EvolutionTask
 from flatout.engines.evolution.tasks.arithmetic import Arithmetic
 from flatout.engines.evolution.tasks.countdown import read_expression
+from flatout.engines.evolution.tasks.task import EvolutionTask
 from flatout.ground.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
 

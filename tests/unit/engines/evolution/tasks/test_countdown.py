@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.evolution.tasks import EvolutionTask
 from flatout.engines.evolution.tasks.countdown import LONGEST, Countdown, CountdownReward, read_expression
+from flatout.engines.evolution.tasks.task import EvolutionTask
 from flatout.ground.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
 

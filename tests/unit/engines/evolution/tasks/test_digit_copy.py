@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.evolution.tasks import EvolutionTask, text_of_ids
 from flatout.engines.evolution.tasks.digit_copy import CopiedShare, DigitCopy
+from flatout.engines.evolution.tasks.task import EvolutionTask, text_of_ids
 from flatout.ground.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -84,7 +85,7 @@ def test_what_names_no_task(files: Path, name: str, options: dict[str, Any], mes
 RHYMES = """
 from dataclasses import dataclass
 from typing import ClassVar
-from flatout.engines.evolution.tasks import GeneratedTask, Prompt
+from flatout.evolution import GeneratedTask, Prompt
 
 @dataclass(frozen=True, kw_only=True)
 class Rhymes:
@@ -167,3 +168,12 @@ def test_an_installed_package_adds_a_task_by_an_entry_point(
     (metadata / "entry_points.txt").write_text(f"[{GROUP}]\narithmetic = poetry_tasks:Rhymes\n")
     with pytest.raises(BadInput, match="two tasks are named 'arithmetic'"):
         find_task("rhymes")
+
+
+def test_a_task_needs_no_torch() -> None:
+    code = (
+        "import sys; from flatout.engines.evolution.tasks.find_task import find_task;"
+        "find_task('countdown').prompts('train', epoch=0, count=2, seed=0);"
+        "from flatout.engines.evolution.rewards import pool; sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from flatout.engines.evolution.rewards.kinds import FormatMatch, answer_in
-from flatout.engines.evolution.tasks import EvolutionTask
 from flatout.engines.evolution.tasks.gsm8k import Gsm8k
+from flatout.engines.evolution.tasks.task import EvolutionTask
 from flatout.ground.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
 

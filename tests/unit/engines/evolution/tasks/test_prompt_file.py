@@ -10,9 +10,9 @@ import pytest
 
 from flatout.engines.evolution.rewards.given import BatchReward, WeightedRewards
 from flatout.engines.evolution.rewards.kinds import ExactMatch
-from flatout.engines.evolution.tasks import EvolutionTask, find_task
-from flatout.engines.evolution.tasks.find_task import options_of
+from flatout.engines.evolution.tasks.find_task import find_task, options_of
 from flatout.engines.evolution.tasks.prompt_file import PromptFile
+from flatout.engines.evolution.tasks.task import EvolutionTask
 from flatout.ground.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from flatout.engines.evolution.rewards.kinds import RewardOfRows
-from flatout.engines.evolution.tasks import EvolutionTask, find_task
+from flatout.engines.evolution.tasks.find_task import find_task
+from flatout.engines.evolution.tasks.task import EvolutionTask
 from flatout.engines.evolution.tasks.translation import FirstLineBleu, SentenceTranslation
 from flatout.ground.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract

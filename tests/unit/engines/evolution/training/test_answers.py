@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
-from flatout.engines.evolution.tasks import find_task
+from flatout.engines.evolution.tasks.find_task import find_task
 from flatout.engines.evolution.training.answers import plain_tokens_per_s, score_texts, wait_for
 from flatout.engines.evolution.training.models import Texts
 from flatout.multiplex.decode.requests import Completion, Request

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from flatout.engines.evolution.eggroll import Eggroll
-from flatout.engines.evolution.tasks import Prompt
+from flatout.engines.evolution.tasks.task import Prompt
 from flatout.engines.evolution.training.models import (
     Texts,
     open_model,
