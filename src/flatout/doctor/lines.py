@@ -68,7 +68,7 @@ def lines_of(sites: list[Site]) -> list[CodeLine]:
     """`sites` summed by line, the busiest line first."""
     by_line: dict[tuple[str, int], list[Site]] = {}
     for site in sorted(sites, key=lambda site: -site.calls_per_step):
-        by_line.setdefault((site.place.file, site.place.line), []).append(site)
+        by_line.setdefault(site.place.at, []).append(site)
     lines = [
         CodeLine(
             place=here[0].place,
@@ -122,7 +122,7 @@ def looks_share(evidence: Evidence, place: Place) -> float | None:
     parts = (
         path.samples / stacks.samples_by_phase[path.phase] * shares.get(path.phase, 0.0)
         for path in stacks.paths
-        if stacks.samples_by_phase.get(path.phase) and _line(place) in map(_line, path.places)
+        if stacks.samples_by_phase.get(path.phase) and place.at in (each.at for each in path.places)
     )
     return min(sum(parts), MOST) or None
 
@@ -243,10 +243,10 @@ def line_share(evidence: Evidence, line: CodeLine) -> float | None:
 
 def _share_of_looks(evidence: Evidence, line: CodeLine, shares: dict[str, float]) -> float | None:
     """A line's part of the looks at each phase, and the phase its share of ordinary steps."""
-    stacks, here = evidence.stacks, (line.place.file, line.place.line)
+    stacks, here = evidence.stacks, line.place.at
     if stacks is None or sum(stacks.samples_by_phase.values()) < FEWEST_LOOKS:
         return None
-    held = [path for path in stacks.paths if path.places and _line(path.places[-1]) == here]
+    held = [path for path in stacks.paths if path.places and path.places[-1].at == here]
     parts = (
         path.samples / stacks.samples_by_phase[path.phase] * shares.get(path.phase, 0.0)
         for path in held
@@ -261,15 +261,11 @@ def _share_of_block(evidence: Evidence, line: CodeLine) -> float | None:
     if stacks is None or found is None or found.speedup_low <= 1:
         return None
     in_block = [path for path in stacks.paths if any(holds(found, place) for place in path.places)]
-    at_line = [path for path in in_block if _line(line.place) in map(_line, path.places)]
+    at_line = [path for path in in_block if line.place.at in (each.at for each in path.places)]
     looks = sum(path.samples for path in in_block)
     if looks < FEWEST_SAMPLES:
         return None
     return min(1 - 1 / found.speedup, MOST) * sum(path.samples for path in at_line) / looks
-
-
-def _line(place: Place) -> tuple[str, int]:
-    return place.file, place.line
 
 
 def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:

@@ -29,6 +29,11 @@ class Place:
     line: int
     function: str | None = None
 
+    @property
+    def at(self) -> tuple[str, int]:
+        """The line itself: two places on it may name different functions."""
+        return self.file, self.line
+
     def __str__(self) -> str:
         return f"{self.file}:{self.line}"
 

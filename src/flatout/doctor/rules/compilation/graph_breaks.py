@@ -49,12 +49,8 @@ def detect(evidence: Evidence) -> list[Finding]:
     held = sum(shares.get(phase, 0.0) for phase in COMPILED)
     if evidence.compilation is None or (shares and held < LEAST_SHARE):
         return []
-    by_line = sorted(evidence.compilation.breaks, key=_line)
-    return [_finding(list(found)) for _, found in groupby(by_line, key=_line)]
-
-
-def _line(found: GraphBreak) -> tuple[str, int]:
-    return found.place.file, found.place.line
+    by_line = sorted(evidence.compilation.breaks, key=lambda found: found.place.at)
+    return [_finding(list(found)) for _, found in groupby(by_line, key=lambda found: found.place.at)]
 
 
 def _finding(breaks: list[GraphBreak]) -> Finding:

@@ -104,7 +104,7 @@ def _guilty_lines(loader: Loader) -> list[Call]:
     by_line: dict[tuple[str, int], list[Call]] = {}
     for call in loader.calls:
         if call.in_collate and call.function in JOINING:
-            by_line.setdefault((call.place.file, call.place.line), []).append(call)
+            by_line.setdefault(call.place.at, []).append(call)
     least = max(LEAST_CALLS, LEAST_CALLS_PER_SAMPLE * (loader.batch_size or 0))
     summed = [
         Call(

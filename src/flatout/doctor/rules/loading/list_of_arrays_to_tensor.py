@@ -63,16 +63,12 @@ def _in_loader(evidence: Evidence, loader: Loader) -> list[Finding]:
         return []
     findings: list[Finding] = []
     for call in loader.calls:
-        here = sum(line.samples for line in loader.lines if _is_at(line.place, call.place))
+        here = sum(line.samples for line in loader.lines if line.place and line.place.at == call.place.at)
         share = waiting * here / looks
         if call.function.endswith(OF_ARRAYS) and share >= LEAST_SHARE:
             calls = f"{show_calls(call.calls_per_batch)} per batch"
             findings += _finding(evidence, call.place, share=share, calls=calls, arms=ARMS)
     return findings
-
-
-def _is_at(place: Place | None, other: Place) -> bool:
-    return place is not None and (place.file, place.line) == (other.file, other.line)
 
 
 def _finding(

@@ -43,7 +43,7 @@ from __future__ import annotations
 import math
 
 from flatout.doctor import loading
-from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at, wait_share
+from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at, beside, wait_share
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_ratio, show_seconds, show_share
@@ -79,9 +79,9 @@ def _finding(evidence: Evidence, loader: Loader, *, share: float, cores: int) ->
         f"the process may use {cores} cores",
     ]
     if cached is not None:
-        figures.insert(1, f"on cached batches the step takes {_beside(cached)}")
+        figures.insert(1, f"on cached batches the step takes {_with_interval(cached)}")
     if workers is not None:
-        figures.insert(1, f"with {workers.value:g} workers the step takes {_beside(workers)}")
+        figures.insert(1, f"with {workers.value:g} workers the step takes {_with_interval(workers)}")
     if loader.fetch_s is not None:
         figures.append(f"fetching the samples of a batch takes {show_seconds(loader.fetch_s.mean_s)}")
     if loader.collate_s is not None:
@@ -99,10 +99,8 @@ def _finding(evidence: Evidence, loader: Loader, *, share: float, cores: int) ->
     )
 
 
-def _beside(found: Counterfactual) -> str:
-    without = f"{show_seconds(found.step_s)} instead of {show_seconds(found.baseline_step_s)}"
-    interval = f"{show_ratio(found.speedup_low)} to {show_ratio(found.speedup_high)}"
-    return f"{without}: {show_ratio(found.speedup)} ({interval})"
+def _with_interval(found: Counterfactual) -> str:
+    return f"{beside(found)} ({show_ratio(found.speedup_low)} to {show_ratio(found.speedup_high)})"
 
 
 def _fix(loader: Loader, *, cached: Counterfactual | None, workers: Counterfactual | None, cores: int) -> str:

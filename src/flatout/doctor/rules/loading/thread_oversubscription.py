@@ -28,9 +28,9 @@ Reordered: sums are divided otherwise among threads, so that results differ by r
 
 from __future__ import annotations
 
+from flatout.doctor.ceilings import beside
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
-from flatout.ground.units import show_ratio, show_seconds
 from flatout.measure.evidence import Evidence
 
 ARMS = ("threads",)
@@ -46,12 +46,11 @@ def detect(evidence: Evidence) -> list[Finding]:
         return []
     if not isinstance(fewer.value, float):
         return []
-    beside = f"{show_seconds(fewer.step_s)} instead of {show_seconds(fewer.baseline_step_s)}"
     return RULE.proven(
         evidence,
         threads.place,
         f"operators use {threads.num} threads on {cores:g} cores",
-        figures=(f"with {fewer.value:g} the step takes {beside}: {show_ratio(fewer.speedup)}",),
+        figures=(f"with {fewer.value:g} the step takes {beside(fewer)}",),
         share=1 - 1 / fewer.speedup,
         fix=f"call torch.set_num_threads({fewer.value:g}), or set OMP_NUM_THREADS={fewer.value:g}",
         safety="reordered",

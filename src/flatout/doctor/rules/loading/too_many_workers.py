@@ -28,10 +28,9 @@ generators.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at
+from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at, beside
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
-from flatout.ground.units import show_ratio, show_seconds
 from flatout.measure.evidence import Counterfactual, Evidence, Loader
 
 ARMS = ("workers",)
@@ -60,8 +59,7 @@ def fewer_workers(evidence: Evidence, loader: Loader) -> Counterfactual | None:
 def _finding(evidence: Evidence, loader: Loader, fewer: Counterfactual) -> list[Finding]:
     number = int(fewer.value) if isinstance(fewer.value, float) else 0
     cores = evidence.host.cores
-    beside = f"{show_seconds(fewer.step_s)} instead of {show_seconds(fewer.baseline_step_s)}"
-    figures = [f"with num_workers={number} the step takes {beside}: {show_ratio(fewer.speedup)}"]
+    figures = [f"with num_workers={number} the step takes {beside(fewer)}"]
     if cores:
         figures.append(f"the job may use {cores:g} cores")
     return RULE.proven(

@@ -104,7 +104,7 @@ def _add(
 ) -> None:
     if place is None:
         return
-    key = (place.file, place.line)
+    key = place.at
     before = held.get(key) or _Retained(place=place, holder=None, nodes_per_step=0.0, bytes_per_step=0.0)
     held[key] = _Retained(
         place=place,

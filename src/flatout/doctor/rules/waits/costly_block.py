@@ -104,7 +104,7 @@ def _between_phases(evidence: Evidence) -> list[Finding]:
     ]
     findings = []
     for block in heavy_blocks(paths, least=LEAST_SHARE / rest_share * samples):
-        if _line(block.place) in _lines_of_the_loop(evidence.stacks):
+        if block.place.at in _lines_of_the_loop(evidence.stacks):
             continue
         proof = _proof(block, evidence)
         share = block.samples / samples * rest_share
@@ -142,7 +142,7 @@ def _lines_of_the_loop(stacks: Stacks) -> set[tuple[str, int]]:
     """Lines, and loops around lines, that were on the stack in another phase: they hold the whole step."""
     places = [place for path in stacks.paths if path.phase != "rest" for place in path.places]
     headers = {(place.file, header) for place in places for header in stacks.loops.get(str(place), ())}
-    return headers | {_line(place) for place in places}
+    return headers | {place.at for place in places}
 
 
 def _loops_of_the_model(evidence: Evidence) -> list[Finding]:
@@ -190,7 +190,7 @@ def _loop_around(found: Counterfactual, stacks: Stacks) -> Place | None:
         looks += path.samples
         inside = [header for header in _loops(path.places[depth], stacks) if holds(found, header)]
         calling = _loops(path.places[depth - 1], stacks) if depth and trains else []
-        header = next((each for each in (*inside, *calling) if _line(each) not in trains), None)
+        header = next((each for each in (*inside, *calling) if each.at not in trains), None)
         if header is not None:
             headers[header] += path.samples
     most = headers.most_common(1)
@@ -236,17 +236,13 @@ def explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
         blocks = [_as_block(place, evidence.stacks) for place in path.places]
         if finding.place in blocks:
             inside = path.places[blocks.index(finding.place) :]
-            if _line(other.place) in {_line(finding.place), *map(_line, inside)}:
+            if other.place.at in {finding.place.at, *(each.at for each in inside)}:
                 return True
     return False
 
 
 def _freed(finding: Finding) -> float | None:
     return None if finding.ceiling is None else 1 - 1 / finding.ceiling.speedup
-
-
-def _line(place: Place) -> tuple[str, int]:
-    return place.file, place.line
 
 
 def _loop_finding(evidence: Evidence, found: Counterfactual, header: Place, *, step_s: float) -> Finding:

@@ -50,16 +50,12 @@ def detect(evidence: Evidence) -> list[Finding]:
     if not on_gpu(evidence) or kernels is None or gap_share is None or gap_share < LEAST_GAP_SHARE:
         return []
     on_device = [site for site in evidence.sites if site.device.startswith("cuda")]
-    sent = {
-        (site.place.file, site.place.line)
-        for site in on_device
-        if site.kind == "copy" and site.calls_per_step >= 1
-    }
+    sent = {site.place.at for site in on_device if site.kind == "copy" and site.calls_per_step >= 1}
     reads = lines_of([site for site in on_device if site.kind == "sync"])
     waits = max(sum(line.calls_per_step for line in reads), kernels.num_syncs or 0.0)
     findings: list[Finding] = []
     for line in reads:
-        if line.calls_per_step < 1 or (line.place.file, line.place.line) not in sent:
+        if line.calls_per_step < 1 or line.place.at not in sent:
             continue
         share = gap_share * line.calls_per_step / waits
         if share <= 0 or not BACK.intersection(line.ops):

@@ -49,9 +49,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     findings: list[Finding] = []
     for line, held, _copies_s in copied_lines(evidence, "HtoD", lambda site: True, least=LEAST_SHARE):
         num_bytes = sum(
-            site.wide_bytes_per_step or 0.0
-            for site in evidence.sites
-            if (site.place.file, site.place.line) == (line.place.file, line.place.line)
+            site.wide_bytes_per_step or 0.0 for site in evidence.sites if site.place.at == line.place.at
         )
         if num_bytes < LEAST_BYTES:
             continue
