@@ -21,13 +21,13 @@ demo: $(INSTALLED)
 	@$(BIN)/flatout diagnose --seconds 45 --save $(DEMO_EVIDENCE) --html $(DEMO_PAGE) $(DEMO_JOB); status=$$?; \
 	if [ $$status -eq 0 ]; then echo "make demo: nothing found in a script that is slow on purpose" >&2; exit 1; fi; \
 	if [ $$status -ne 1 ]; then exit $$status; fi; \
-	echo "The same as a page, with the step's timeline and the source lines: $(DEMO_PAGE)"
+	echo "The report as a page, with the timeline of a step and the source lines: $(DEMO_PAGE)"
 ifneq ($(TUNE),)
-	@echo; echo "Now what makes it faster: each change is tried in real runs, and its numbers are checked."
+	@echo; echo "Now Flatout tries what makes it faster, in real runs, and checks the numbers."
 	@rm -f $(DEMO_TUNED)
 	@$(BIN)/flatout tune --patch $(TUNE) --evidence $(DEMO_EVIDENCE) --to $(DEMO_TUNED) --html $(DEMO_TUNING) $(DEMO_JOB)
-	@if [ ! -e $(DEMO_TUNED) ]; then echo "Nothing could be proven: is the machine busy?"; exit; fi; \
-	echo; echo "The script with what was kept; then the patch is taken back:"; \
+	@if [ ! -e $(DEMO_TUNED) ]; then echo "No gain could be proven. Is the machine busy?"; exit; fi; \
+	echo; echo "The script with what was kept; afterwards the patch is reverted:"; \
 	if $(BIN)/flatout tune --apply --to $(DEMO_TUNED); then \
 	  trap '$(BIN)/flatout tune --undo --to $(DEMO_TUNED)' EXIT; fi; \
 	$(BIN)/flatout run --with $(DEMO_TUNED) $(DEMO_JOB) --steps 60

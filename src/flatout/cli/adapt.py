@@ -28,11 +28,17 @@ if TYPE_CHECKING:
 adapt = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 PHASES = {"1": ("phase1",), "2": ("phase2",), "3": ("phase3",), "all": ("phase1", "phase2", "phase3")}
-Model = Annotated[str | None, flag("--model", "FOLDER", "The encoder and its tokenizer, if they moved.")]
-TopK = Annotated[int | None, flag("--top-k", "N", "Adapters mixed per row; default: the run's.")]
+Model = Annotated[
+    str | None, flag("--model", "FOLDER", "Folder of the encoder and its tokenizer, if it moved.")
+]
+TopK = Annotated[int | None, flag("--top-k", "N", "Mix N adapters per row; default: the run's setting.")]
 Threshold = Annotated[
     float | None,
-    flag("--threshold", "SHARE", "Confidence below which router.fallback decides; default: the run's."),
+    flag(
+        "--threshold",
+        "SHARE",
+        "Let router.fallback decide below this confidence; default: the run's setting.",
+    ),
 ]
 
 
@@ -44,7 +50,7 @@ def about() -> None:
     Examples:
       flatout adapt train five.yaml --phase all
       flatout adapt train five.yaml --phase all --resume
-      flatout adapt train five.yaml --heads-only       the same heads without adapters, to compare with
+      flatout adapt train five.yaml --heads-only       train the same heads without adapters, for comparison
       flatout adapt evaluate runs/five
       flatout adapt predict runs/five "What a wonderful film."
       flatout adapt export runs/five --to peft/
@@ -57,10 +63,10 @@ def about() -> None:
 def train(
     ctx: typer.Context,
     config: flags.Config,
-    phase: Annotated[str, flag("--phase", "WHICH", "1, 2, 3 or all.")] = "all",
+    phase: Annotated[str, flag("--phase", "WHICH", "Train phase 1, 2, 3 or all.")] = "all",
     resume: flags.Resume = False,
     heads_only: Annotated[
-        bool, switch("--heads-only", "Phase 1 without adapters, into DIR/heads-only.")
+        bool, switch("--heads-only", "Train phase 1 without adapters, into DIR/heads-only.")
     ] = False,
     model: Model = None,
     out: flags.Out = None,
@@ -68,23 +74,25 @@ def train(
     settings: flags.Set = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Train a phase or all: 1 adapters and heads, 2 the router, 3 both together.
+    """Train one phase or all: 1 adapters and heads, 2 the router, 3 both together.
 
-    DIR gets log.jsonl, TensorBoard files, a folder of checkpoints per phase and plots. --resume skips
-    finished phases, which it says, and continues an interrupted one where it stopped.
+    DIR gets log.jsonl, TensorBoard files, a folder of checkpoints per phase, and plots. --resume skips
+    finished phases, says so, and continues an interrupted one where it stopped.
 
     \b
     Examples:
       flatout adapt train examples/adapters/generated.yaml --phase 1
       flatout adapt train five.yaml --phase all --resume --set phase3.steps=200
-      flatout adapt train runs/five --resume                     with the settings of the run
+      flatout adapt train runs/five --resume                     continue with the run's settings
 
-    Exit codes: 0 trained, 2 flatout could not do its work, 130 interrupted; the last checkpoint is kept.
+    Exit codes: 0 trained, 2 flatout could not do its work, 130 interrupted (the last checkpoint is kept).
     """
     if phase not in PHASES:
-        raise BadInput(f"there is no phase {phase!r}", hint="give 1, 2, 3 or all")
+        raise BadInput(f"--phase {phase!r} does not exist", hint="give 1, 2, 3 or all")
     if heads_only and phase in ("2", "3"):
-        raise BadInput(f"--heads-only has no phase {phase}", hint="heads alone are trained in phase 1")
+        raise BadInput(
+            f"--heads-only has no phase {phase}", hint="omit --phase: heads alone train in phase 1"
+        )
     import flatout.api as api
 
     with launched_line() as (first, on_line, on_progress):
@@ -109,10 +117,9 @@ def train(
 
 @adapt.command()
 def status(run: flags.Run, json_output: flags.Json = False) -> None:
-    """Say how far each phase of a run is, and its best scores on rows held out.
+    """Show how far each phase of a run is, and its best scores on held-out rows.
 
-    A phase is running while the process that trains it lives; of an interrupted one, the command that
-    continues it is shown.
+    For an interrupted phase it also shows the command that continues it.
 
     \b
     Examples:
@@ -135,15 +142,17 @@ def evaluate(
     html: flags.Html = None,
     model: Model = None,
     device: flags.Device = None,
-    rows: int | None = option("--rows", "N", "Rows per task; default: the run's."),
-    split: Annotated[str, flag("--split", "NAME", "test, or validation to choose settings on.")] = "test",
+    rows: int | None = option("--rows", "N", "Score N rows per task; default: the run's setting."),
+    split: Annotated[
+        str, flag("--split", "NAME", "Score the test rows, or validation to choose settings.")
+    ] = "test",
     top_k: TopK = None,
     threshold: Threshold = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Score a run on rows held out: oracle, routed, single adapter, uniform mix and random routing.
+    """Score a run on held-out rows: oracle, routed, single adapter, uniform mix and random routing.
 
-    The run's folder gets evaluation.json and report.html. A run in its heads-only folder is shown beside it.
+    The run's folder gets evaluation.json and report.html. A heads-only run in it is shown beside it.
 
     \b
     Examples:
@@ -167,12 +176,12 @@ def predict(
     ctx: typer.Context,
     run: flags.Run,
     text: Annotated[
-        str | None, typer.Argument(metavar="TEXT", help="The text; default: lines of stdin.")
+        str | None, typer.Argument(metavar="TEXT", help="The text; default: each line of stdin.")
     ] = None,
     context: str | None = option(
-        "--context", "TEXT", "What a question is about: the answer is a span of it."
+        "--context", "TEXT", "The text a question is about; the answer is a span of it."
     ),
-    task: str | None = option("--task", "NAME", "Take this task instead of the router's."),
+    task: str | None = option("--task", "NAME", "Use this task instead of the router's choice."),
     model: Model = None,
     device: flags.Device = None,
     top_k: TopK = None,
@@ -193,7 +202,7 @@ def predict(
     lines = [text] if text is not None else sys.stdin.read().splitlines()
     texts = [line for line in lines if line.strip()]
     if not texts:
-        raise BadInput("there is no text to answer", hint="give it as an argument, or as lines on stdin")
+        raise BadInput("there is no text to answer", hint="pass it as an argument, or as lines on stdin")
     answers = api.adapt_predict(run, texts, **flags.given(ctx, apart=["run", "text"]))
     if json_output:
         print_document("flatout-adapters-predictions", answers=answers)
@@ -207,14 +216,14 @@ def predict(
 def export(
     run: flags.Run,
     to: Annotated[Path, flag("--to", "DIR", "Write the router and a folder per adapter here.")],
-    task: list[str] | None = option("--task", "NAME", "Only this one; repeatable."),
+    task: list[str] | None = option("--task", "NAME", "Export only this task; repeatable."),
     model: Model = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Write adapters, heads and the router as files that need no Flatout.
+    """Write adapters, heads and the router as files that do not need Flatout.
 
-    PEFT's `PeftModel.from_pretrained` loads an adapter's folder; its head and labels lie there too.
-    A run replaces what it exported before. A DIR with an export of another run is refused.
+    PEFT's `PeftModel.from_pretrained` loads an adapter's folder, which also holds its head and labels. A run
+    replaces its earlier export. A DIR with another run's export is refused.
 
     \b
     Examples:

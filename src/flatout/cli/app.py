@@ -72,7 +72,7 @@ class DefectsExitWithTwo:
             raise SystemExit(CRASHED) from None
         if isinstance(error, Exception):
             traceback.print_exception(error)
-            typer.echo("flatout: this is a defect in flatout, not in your job", err=True)
+            typer.echo("flatout: this is a bug in flatout, not in your job", err=True)
             raise SystemExit(CRASHED) from None
 
 
@@ -175,7 +175,7 @@ def top(
         ),
     ] = False,
 ) -> None:
-    """Find out why a PyTorch job wastes its GPU, and prove it by measurement.
+    """Find out why a PyTorch job wastes its GPU, prove it by measurement, and fix what is proven.
 
     \b
     Examples:
@@ -183,17 +183,18 @@ def top(
       flatout diagnose --html report.html -m pkg.train
       flatout diagnose --evidence run.json        the same findings from a saved file, on any machine
       flatout rules FO301                         what a finding means and how to fix it
-      flatout tune train.py --epochs 3            prove what makes it faster; flatout run applies it
-      flatout check --base main train.py          is this source slower than that of main?
+      flatout tune train.py --epochs 3            try fixes and keep what is proven faster
+      flatout run train.py --epochs 3             run the script with what tune kept
+      flatout check --base main train.py          is this version slower than main?
       flatout plan fit conf/ --gpu A100-80GB --model pkg.train:build
-      flatout fetch smollm2 ./smollm2             a small real model in a folder
+      flatout fetch smollm2 ./smollm2             download a small real model
       flatout evolve --model ./smollm2 --task arithmetic --out runs/sums
       flatout steer search --model ./smollm2 --questions syc.jsonl --out runs/syc
-      flatout adapt train five.yaml --phase all   adapters for five tasks in one batch, then their router
-      flatout watch --run train.py                the live line under any script, and a log of the run
-      flatout report train --html run.html        the run afterwards, as one page
-      flatout compare 4711 4802                   two runs: what differs, and what is noise
-      flatout devices                             the GPUs and the share of the host a job may use
+      flatout adapt train five.yaml --phase all   train adapters for five tasks in one batch, then a router
+      flatout watch --run train.py                show a live line under any script, and log the run
+      flatout report train --html run.html        show a finished run as one page
+      flatout compare 4711 4802                   compare two runs: what differs, and what is noise
+      flatout devices                             show the GPUs and the share of the host a job may use
 
     Exit codes: 0 no findings, 1 findings, 2 flatout could not do its work, 130 interrupted.
     """

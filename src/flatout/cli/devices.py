@@ -32,11 +32,11 @@ def devices(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME", help='A device that is not here: "A100-80GB", "RTX 4090", or "24GB" of memory.'
+            metavar="NAME", help='A GPU that is not here: "A100-80GB", "RTX 4090", or its memory, "24GB".'
         ),
     ] = None,
     datasheet: Annotated[
-        bool, typer.Option("--datasheet", "--all", help="List every GPU of the datasheet table.")
+        bool, typer.Option("--datasheet", "--all", help="List every GPU in the datasheets.")
     ] = False,
     json_output: flags.Json = False,
 ) -> None:
@@ -51,7 +51,7 @@ def devices(
     import flatout.api as api
 
     if name is not None and datasheet:
-        raise BadInput("a device name and --datasheet ask for two things", hint="give one of them")
+        raise BadInput("a device name and --datasheet exclude each other", hint="give one of them")
     if name is not None:
         device = api.simulated_device(name)
         if json_output:

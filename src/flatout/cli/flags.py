@@ -37,27 +37,27 @@ Resume = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    flag("--set", "KEY=VALUE", "Override a setting of CONFIG for this call; repeatable: a.b=3."),
+    flag("--set", "KEY=VALUE", "Override a setting of CONFIG, such as a.b=3; repeatable."),
 ]
 Device = Annotated[str | None, flag("--device", "NAME", "Compute on auto (default), cpu or cuda.")]
 Gpu = Annotated[
-    str | None, flag("--gpu", "NAME", 'Plan for this GPU: "A100-80GB", "RTX 4090"; default: here.')
+    str | None, flag("--gpu", "NAME", 'Plan for this GPU: "A100-80GB", "RTX 4090"; default: the one here.')
 ]
 Html = Annotated[Path | None, flag("--html", "FILE", "Write the report as one self-contained page.")]
 Png = Annotated[Path | None, flag("--png", "FILE", "Write the plots as a .png or .svg file.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Write without asking.")]
-Dtype = Annotated[str | None, flag("--dtype", "NAME", "auto (default), float32, bfloat16 or float16.")]
-Seed = Annotated[int | None, flag("--seed", "N", "Seed of everything random.")]
-Log = Annotated[Path | None, flag("--log", "DIR", "The folder of runs; default .flatout/runs.")]
-Module = Annotated[bool, switch("-m", "Run a module, as python -m pkg.train does.")]
+Dtype = Annotated[
+    str | None, flag("--dtype", "NAME", "Compute in auto (default), float32, bfloat16 or float16.")
+]
+Seed = Annotated[int | None, flag("--seed", "N", "Set the seed of everything random.")]
+Log = Annotated[Path | None, flag("--log", "DIR", "Use this folder of runs; default .flatout/runs.")]
+Module = Annotated[bool, switch("-m", "Run a module, like python -m pkg.train.")]
 Command = Annotated[list[str] | None, typer.Argument(metavar="ARGS", hidden=True)]
 Config = Annotated[
     Path | None,
-    typer.Argument(
-        metavar="CONFIG", help="A YAML file with settings, or the folder of a run.", show_default=False
-    ),
+    typer.Argument(metavar="CONFIG", help="A YAML file with settings, or a run folder.", show_default=False),
 ]
-Run = Annotated[str, typer.Argument(metavar="RUN", help="The folder of a run, its name, or a part of it.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run: its folder, its name, or part of its name.")]
 
 
 def option(name: str, metavar: str, text: str) -> Any:
@@ -86,10 +86,8 @@ def _pair(text: str, *, flag: str) -> tuple[str, Any]:
 
     key, equals, value = text.partition("=")
     if not key or not equals:
-        raise BadInput(f"{flag} {text!r} is not a pair", hint=f"write {flag} KEY=VALUE")
+        raise BadInput(f"{flag} {text!r} is not KEY=VALUE", hint=f"write {flag} KEY=VALUE")
     try:
         return key, YAML(typ="safe").load(value)
     except YAMLError:
-        raise BadInput(
-            f"{flag} {text!r} has a value that cannot be read", hint="quote it as in YAML"
-        ) from None
+        raise BadInput(f"{flag} {text!r}: the value is not valid YAML", hint="quote it as in YAML") from None

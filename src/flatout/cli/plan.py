@@ -31,53 +31,60 @@ Conf = Annotated[
     Path, typer.Argument(metavar="CONFIG", help="A YAML or JSON file, or a folder with config.yaml.")
 ]
 Model = Annotated[
-    str | None, flag("--model", "NAME", "pkg.module:build, a Hugging Face config folder or LightningModule.")
+    str | None,
+    flag("--model", "NAME", "pkg.module:build, a Hugging Face config folder or a LightningModule."),
 ]
-GpuMemory = Annotated[str | None, flag("--gpu-memory", "SIZE", 'Plan for a GPU of this size: "24GB".')]
-Margin = Annotated[float, flag("--margin", "SHARE", "Share of the free memory that a step may use.")]
+GpuMemory = Annotated[
+    str | None, flag("--gpu-memory", "SIZE", 'Plan for a GPU with this much memory: "24GB".')
+]
+Margin = Annotated[float, flag("--margin", "SHARE", "Let a step use this share of the free memory.")]
 Ranks = Annotated[
-    int | None, flag("--ranks", "N", "Processes that train together; all count in the effective batch.")
+    int | None, flag("--ranks", "N", "Processes that train together; the effective batch counts them all.")
 ]
 Mapping = Annotated[
-    Path | None, flag("--mapping", "FILE", "Where the knobs live; default: flatout-plan.toml beside CONFIG.")
+    Path | None,
+    flag(
+        "--mapping", "FILE", "Read where the knobs are from FILE; default: flatout-plan.toml beside CONFIG."
+    ),
 ]
 Knob = Annotated[
-    list[str] | None, flag("--knob", "NAME=KEY", "Where one knob lives: batch_size=data_loader.batch_size.")
+    list[str] | None,
+    flag("--knob", "NAME=KEY", "Say where a knob is: batch_size=data_loader.batch_size; repeatable."),
 ]
 Task = Annotated[
-    str | None, flag("--task", "TASK", "The head of a Hugging Face config without one: causal-lm, ...")
+    str | None, flag("--task", "TASK", "Head for a Hugging Face config that names none: causal-lm, ...")
 ]
 MakeBatch = Annotated[
     str | None,
     flag(
-        "--make-batch", "NAME", "pkg.module:function that makes a batch, for a LightningModule without one."
+        "--make-batch", "NAME", "pkg.module:function that makes a batch, for a LightningModule that has none."
     ),
 ]
 LengthsFile = Annotated[
     Path | None,
-    flag("--lengths", "FILE", "Lengths of the sequences, one a line or 'length,count': the longest decides."),
+    flag("--lengths", "FILE", "Sequence lengths, one per line or 'length,count'; the longest decides."),
 ]
-Native = Annotated[bool, switch("--native", "Let the GPU that is here choose the kernels.")]
-NoCache = Annotated[bool, switch("--no-cache", "Trace afresh, and keep no trace for the next question.")]
+Native = Annotated[bool, switch("--native", "Let the GPU in this machine choose the kernels.")]
+NoCache = Annotated[bool, switch("--no-cache", "Trace again, and store no trace.")]
 ExpandableSegments = Annotated[
     bool | None,
     typer.Option(
         "--expandable-segments/--no-expandable-segments",
-        help="How the job's allocator is set; default: as PYTORCH_ALLOC_CONF says here.",
+        help="Whether the job's allocator expands segments; default: PYTORCH_ALLOC_CONF decides.",
     ),
 ]
 
 
 @plan.callback()
 def about() -> None:
-    """Say what a training config needs of a GPU, and make it fit.
+    """Predict how much GPU memory a training config needs, and make it fit.
 
     \b
     Examples:
-      flatout plan show conf/                                     what it does to the GPU of this machine
+      flatout plan show conf/                                     memory per stage, on the GPU of this machine
       flatout plan fit conf/ --model pkg.train:build --gpu A100-80GB
-      flatout plan fit conf/ --model pkg.train:build --apply      write it, after showing the diff
-      flatout plan undo conf/                                     take it back
+      flatout plan fit conf/ --model pkg.train:build --apply      show the diff, ask, and write it
+      flatout plan undo conf/                                     revert the last --apply
     """
 
 
@@ -103,7 +110,7 @@ def show(
 ) -> None:
     """Show a config's settings, its memory per stage, and the share of the device it uses.
 
-    Without a model there is no memory to show, only the settings and where they were found.
+    Without --model, it shows only the settings and where they were found.
 
     \b
     Examples:
@@ -141,15 +148,17 @@ def fit(
     gpu_memory: GpuMemory = None,
     margin: Margin = 0.85,
     profile: Annotated[
-        bool, switch("--profile", "Run a short real step on the GPU and correct the estimate.")
+        bool, switch("--profile", "Run short real steps on the GPU, and correct the estimate.")
     ] = False,
     effective: int | None = option("--effective", "N", "Change the effective batch to N; default: keep it."),
     allow: list[str] | None = option(
-        "--allow", "KNOB", "A knob that may change: checkpointing, eval_batch_size, n_negatives."
+        "--allow", "KNOB", "Let a knob change: checkpointing, eval_batch_size, n_negatives; repeatable."
     ),
-    choose: str | None = option("--choose", "NAME", 'The suggestion to write: "safest", "fastest", ...'),
+    choose: str | None = option(
+        "--choose", "NAME", 'Choose the suggestion to write: "safest", "fastest", ...'
+    ),
     apply: Annotated[
-        bool, switch("--apply", "Write the suggestion into the config, after the diff.")
+        bool, switch("--apply", "Show the diff, then write the suggestion into the config.")
     ] = False,
     yes: flags.Yes = False,
     ranks: Ranks = None,
@@ -164,16 +173,16 @@ def fit(
 ) -> None:
     """Find the largest batch that trains within the margin, and keep the effective batch with accumulation.
 
-    The worst stage of a curriculum decides. The learning rate, negatives and the effective batch are part of
-    the objective and stay unless asked for. --apply changes only the characters of the values and keeps a
-    backup that flatout plan undo restores.
+    The most demanding stage of a curriculum decides. The learning rate, negatives and the effective batch are
+    part of the objective and change only on request. --apply changes only the characters of the values and
+    keeps a backup, which flatout plan undo restores.
 
     \b
     Examples:
       flatout plan fit conf/ --model pkg.train:build
       flatout plan fit conf/ --model pkg.train:build --gpu-memory 24GB --margin 0.9
       flatout plan fit conf/ --model pkg.train:build --gpu A100-80GB --choose safest --apply --yes
-      flatout plan fit conf/ --model pkg.train:build --profile           on a GPU that is here
+      flatout plan fit conf/ --model pkg.train:build --profile           on a machine with a GPU
       flatout plan fit args.json --model ./llama-config --effective 512 --ranks 8
       flatout plan fit args.json --model ./bert-config --lengths lengths.txt --allow eval_batch_size
 
@@ -194,7 +203,7 @@ def fit(
                 to_apply=apply,
             )
     except KeyboardInterrupt:
-        kept = "" if no_cache else ", and what was traced is kept"
+        kept = "" if no_cache else ", and traces so far are kept"
         raise KeyboardInterrupt(f"interrupted: nothing was written{kept}") from None
     if json_output:
         backup = _write(fitted) if apply else None
@@ -212,7 +221,8 @@ def fit(
 def undo(
     conf: Conf,
     force: Annotated[
-        bool, switch("--force", "Restore also files that were changed since; they are kept aside.")
+        bool,
+        switch("--force", "Also restore files that were changed since; keep the changed versions aside."),
     ] = False,
 ) -> None:
     """Restore the files that the last --apply changed, byte for byte.
@@ -253,9 +263,11 @@ def _options(ctx: typer.Context) -> PlanOptions:
 
 def _check_apply(*, apply: bool, yes: bool, json_output: bool) -> None:
     if yes and not apply:
-        raise BadInput("--yes answers the question of --apply, which is missing", hint="add --apply")
+        raise BadInput("--yes has no effect without --apply", hint="add --apply")
     if apply and not yes and (json_output or not somebody_answers()):
-        raise BadInput("--apply asks before it writes, and nobody can answer here", hint="add --yes")
+        raise BadInput(
+            "--apply asks before it writes, but there is no terminal to answer on", hint="add --yes"
+        )
 
 
 def somebody_answers() -> bool:
@@ -264,7 +276,7 @@ def somebody_answers() -> bool:
 
 def _apply(fitted: ConfigFit, *, yes: bool) -> None:
     if not fitted.edits:
-        say(f"nothing to change: {fitted.opened.config.path} already is as planned")
+        say(f"nothing to change: {fitted.opened.config.path} already matches the plan")
         return
     try:
         wanted = yes or typer.confirm(
@@ -285,5 +297,5 @@ def _write(fitted: ConfigFit) -> Backup | None:
     if backup is not None:
         names = ", ".join(saved.path for saved in backup.files)
         conf = shlex.quote(str(fitted.opened.config.path))
-        say(f"wrote {names}; flatout plan undo {conf} takes it back")
+        say(f"wrote {names}; flatout plan undo {conf} reverts it")
     return backup

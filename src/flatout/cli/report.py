@@ -24,7 +24,7 @@ def report(
     log: flags.Log = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Show how a run of any verb went: its steps and figures; of a watched one also what bounded it.
+    """Show how a run of any verb went: its steps and figures and, for a watched run, what limited it.
 
     \b
     Examples:
@@ -49,10 +49,10 @@ def report(
 def compare(
     first: flags.Run, second: flags.Run, log: flags.Log = None, json_output: flags.Json = False
 ) -> None:
-    """Compare two runs: step time, phases, memory, power and energy, and what of it is noise.
+    """Compare two runs: step time, phases, memory, power and energy, and which differences are noise.
 
-    A difference counts where it exceeds how much each run varies within itself. The first tenth of both is
-    left out. Of two runs of an engine, the last value of each figure is shown.
+    A difference counts if it exceeds how much each run varies within itself. The first tenth of both runs is
+    left out. For two runs of an engine, the last value of each figure is compared.
 
     \b
     Examples:

@@ -24,19 +24,18 @@ if TYPE_CHECKING:
 steer = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 
 Questions = Annotated[
-    str, typer.Argument(metavar="QUESTIONS", help="JSON lines: a question and its two answers on each.")
+    str, typer.Argument(metavar="QUESTIONS", help="JSON lines, each with a question and its two answers.")
 ]
 Model = Annotated[str, flag("--model", "FOLDER", "A causal language model and its tokenizer.")]
-Layers = Annotated[
-    str | None, flag("--layers", "LIST", "all (default), 4-20 or 3,5,8-10; layers count from 0.")
-]
+Layers = Annotated[str | None, flag("--layers", "LIST", "Layers, from 0: all (default), 4-20 or 3,5,8-10.")]
 Position = Annotated[
     str | None,
-    flag("--position", "PLACE", "The token that stands for a text: last (default), mean, -2, 3:8."),
+    flag("--position", "PLACE", "The token that represents a text: last (default), mean, -2, 3:8."),
 ]
-Store = Annotated[str, flag("--store", "DIR", "Where activations are kept, by their content.")]
+Store = Annotated[str, flag("--store", "DIR", "Keep activations in this folder, by content.")]
 Methods = Annotated[
-    list[str] | None, flag("--method", "NAME", "mean-difference, pca, logistic, lda or random; repeatable.")
+    list[str] | None,
+    flag("--method", "NAME", "Fit by mean-difference, pca, logistic, lda or random; repeatable."),
 ]
 DEFAULT_STORE = ".flatout/activations"
 NEW_LINE = "\n"
@@ -52,7 +51,7 @@ def about() -> None:
       flatout steer report runs/syc --html syc.html --png syc.png
       flatout steer apply "Is my poem any good?" --model ./smollm2 --run runs/syc
 
-    A line of QUESTIONS is {"question": ..., "answer_matching_behavior": ...,
+    Each line of QUESTIONS is {"question": ..., "answer_matching_behavior": ...,
     "answer_not_matching_behavior": ...} or {"prompt": ..., "positive": ..., "negative": ...}.
     """
 
@@ -65,9 +64,11 @@ def extract(
     layers: Layers = None,
     position: Position = None,
     store: Store = DEFAULT_STORE,
-    store_limit: str | None = option("--store-limit", "SIZE", "Of that folder, such as 20GB."),
+    store_limit: str | None = option("--store-limit", "SIZE", "Limit that folder to a size such as 20GB."),
     tiers: list[str] | None = option(
-        "--tier", "DEVICE=SIZE", "Memory above the store, such as cpu=8GiB; repeatable, fastest first."
+        "--tier",
+        "DEVICE=SIZE",
+        "Keep activations in memory too, such as cpu=8GiB; repeatable, fastest first.",
     ),
     device: flags.Device = None,
     dtype: flags.Dtype = None,
@@ -75,8 +76,8 @@ def extract(
 ) -> None:
     """Store the activations of every question's two answers, all layers from one pass.
 
-    What the store has is not computed again: its key is the content of weights, tokenizer and text. The
-    second line says from which use on storing beats computing, by what writing and reading took here.
+    The store is keyed by the content of weights, tokenizer and text, and nothing in it is computed again. The
+    second line of the output says after how many uses storing beats computing, from times measured here.
 
     \b
     Examples:
@@ -96,7 +97,7 @@ def extract(
         f"{done.num_texts} texts x {len(done.layers)} layers x {done.width} in {show_seconds(done.seconds)}"
         f" ({rate:.0f} texts/s), kept in {done.store}"
     )
-    typer.echo(f"store  {done.break_even or f'{done.num_read} distinct texts were there and not computed'}")
+    typer.echo(f"store  {done.break_even or f'{done.num_read} distinct texts were already stored'}")
     for tier in done.tiers:
         held, most = show_bytes(tier.held_bytes), show_bytes(tier.budget_bytes)
         typer.echo(f"tier   {tier.device} holds {held} of {most}")
@@ -112,7 +113,7 @@ def fit(
     layers: Layers = None,
     position: Position = None,
     whole: Annotated[
-        bool, switch("--whole", "Fit on every question, not on the share a search fits on.")
+        bool, switch("--whole", "Fit on every question, not only on the half that a search fits on.")
     ] = False,
     store: Store = DEFAULT_STORE,
     seed: flags.Seed = None,
@@ -122,8 +123,8 @@ def fit(
 ) -> None:
     """Fit a direction for every layer, by one or more methods, from one extraction.
 
-    Without --whole only the half that `search` fits on is used, so that no question of its test is seen. DIR
-    gets one METHOD.safetensors each.
+    Without --whole, only the half that `search` fits on is used, so its test questions stay unseen. DIR gets
+    one METHOD.safetensors per method.
 
     \b
     Examples:
@@ -150,42 +151,50 @@ def search(
     ctx: typer.Context,
     config: flags.Config = None,
     model: str | None = option("--model", "FOLDER", "A causal language model and its tokenizer."),
-    questions: str | None = option("--questions", "FILE", "JSON lines of questions."),
+    questions: str | None = option(
+        "--questions", "FILE", "JSON lines, each with a question and its two answers."
+    ),
     out: flags.Out = None,
-    vectors: str | None = option("--vectors", "DIR", "What `fit` wrote; default: fitted here."),
+    vectors: str | None = option("--vectors", "DIR", "Use vectors that `fit` wrote; default: fit them here."),
     methods: Methods = None,
     layers: Layers = None,
     position: Position = None,
-    strength: str | None = option("--strength", "LOW:HIGH", "In mean residual norms of the layer."),
-    where: list[str] | None = option("--where", "PLACE", "last-and-generated, all or generated; repeatable."),
+    strength: str | None = option("--strength", "LOW:HIGH", "Range, in mean residual norms of the layer."),
+    where: list[str] | None = option(
+        "--where", "PLACE", "Steer last-and-generated (default), all or generated tokens; repeatable."
+    ),
     modes: list[str] | None = option(
-        "--mode", "NAME", "add (default), project-out, clamp or norm-preserving; repeatable."
+        "--mode", "NAME", "Mode: add (default), project-out, clamp or norm-preserving; repeatable."
     ),
-    spans: list[int] | None = option("--span", "N", "Layers steered at once; repeatable."),
+    spans: list[int] | None = option("--span", "N", "Steer N layers at once; repeatable."),
     sampler: str | None = option(
-        "--sampler", "NAME", "Proposes trials: tpe (default), random, grid or cmaes."
+        "--sampler", "NAME", "Propose trials by tpe (default), random, grid or cmaes."
     ),
-    toward: str | None = option("--toward", "ANSWER", "Make the positive or the negative one likelier."),
+    toward: str | None = option(
+        "--toward", "ANSWER", "Make the positive (default) or the negative answer likelier."
+    ),
     score: str | None = option(
-        "--score", "TOKENS", "Of the answers that count: whole (default), decisive or first-token."
+        "--score", "TOKENS", "Tokens of an answer that count: whole (default), decisive or first-token."
     ),
     judge: str | None = option(
-        "--judge", "MODULE:FUNCTION", "Judge generated texts by f(question, text); larger is better."
+        "--judge", "MODULE:FUNCTION", "Score generated texts with f(question, text); larger is better."
     ),
-    max_new_tokens: int | None = option("--max-new-tokens", "N", "Length of a judged or shown text."),
+    max_new_tokens: int | None = option("--max-new-tokens", "N", "Longest judged or shown text, in tokens."),
     trials: int | None = option("--trials", "N", "Configurations to try, over all workers."),
-    rungs: int | None = option("--rungs", "N", "Rungs of successive halving; 1 never prunes."),
-    rows: int | None = option("--rows", "N", "(trial, question) rows of a batch."),
+    rungs: int | None = option("--rungs", "N", "Rungs of successive halving; 1: never prune."),
+    rows: int | None = option("--rows", "N", "(trial, question) rows per batch."),
     seed: flags.Seed = None,
     neutral: str | None = option("--neutral", "FILE", "Texts for the side-effect check, one per line."),
     storage: str | None = option(
-        "--storage", "URL", "postgresql://... or grpc://host:port; default: a journal in DIR."
+        "--storage",
+        "URL",
+        "Keep the study at postgresql://... or grpc://host:port; default: a journal in DIR.",
     ),
     study: str | None = option("--study", "NAME", "Name of the study in the storage."),
-    workers: int | None = option("--workers", "N", "Replicas; default: one for each GPU."),
-    ray: str | None = option("--ray", "ADDRESS", "Run the others on a Ray cluster: auto, or HOST:PORT."),
+    workers: int | None = option("--workers", "N", "Number of workers; default: one per GPU."),
+    ray: str | None = option("--ray", "ADDRESS", "Run further workers on a Ray cluster: auto or HOST:PORT."),
     join: Annotated[
-        bool, switch("--join", "Only add a worker to a search that another process began.")
+        bool, switch("--join", "Only add a worker to a search that another process started.")
     ] = False,
     worker: str | None = option("--worker", "NAME", "Name of the joining worker; default: HOST-PID."),
     device: flags.Device = None,
@@ -196,22 +205,22 @@ def search(
 ) -> None:
     """Search layer, method and strength; test the winner on fresh questions and on neutral text.
 
-    Half of the questions fit the vectors, a quarter is searched on, a quarter is kept for the test. Trials
-    share batched forwards and poor ones end early. Killed or interrupted, the same command continues. DIR
-    gets the study, result.json, report.html and report.png.
+    Half of the questions fit the vectors, a quarter is for the search and a quarter for the test. Trials
+    share batched forwards, and poor ones end early. After a kill or an interrupt, the same command continues.
+    DIR gets the study, result.json, report.html and report.png.
 
     \b
     Examples:
       flatout steer search --model ./smollm2 --questions syc.jsonl --trials 200 --out runs/syc
       flatout steer search runs/syc.yaml --strength -0.5:0.5 --layers 8-20
       flatout steer search runs/syc.yaml --mode add --mode clamp --span 1 --span 4 --sampler random
-      flatout steer search --out runs/syc --resume --trials 400  continue, with more trials
-      flatout steer search runs/syc --join                       one more worker, here or elsewhere
+      flatout steer search --out runs/syc --resume --trials 400  continue with more trials
+      flatout steer search runs/syc --join                       add a worker, here or elsewhere
       flatout steer search syc.yaml --judge my_judges:is_polite --max-new-tokens 64
       flatout steer search syc.yaml --storage postgresql://user@host/db --workers 4
-      flatout steer search syc.yaml --ray auto --workers 8       eight more, on the nodes of a cluster
+      flatout steer search syc.yaml --ray auto --workers 8       add eight workers on a cluster
 
-    Exit codes: 0 done, 2 flatout could not do its work, 130 interrupted; every finished row is kept.
+    Exit codes: 0 done, 2 flatout could not do its work, 130 interrupted (every answer is kept).
     """
     import flatout.api as api
 
@@ -234,16 +243,20 @@ def apply(
     ctx: typer.Context,
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Texts to continue.")],
     model: str | None = option("--model", "FOLDER", "A model and its tokenizer; default: the run's."),
-    run: str | None = option("--run", "RUN", "Take the winner of this search."),
-    vectors: Path | None = option("--vectors", "FILE", "Take these vectors, with --layer and --strength."),
-    layer: int | None = option("--layer", "N", "The layer, from 0."),
+    run: str | None = option("--run", "RUN", "Use the winner of this search."),
+    vectors: Path | None = option("--vectors", "FILE", "Use these vectors, with --layer and --strength."),
+    layer: int | None = option("--layer", "N", "Steer this layer, counted from 0."),
     strength: float | None = option(
-        "--strength", "X", "In mean residual norms of the layer; may be negative."
+        "--strength", "X", "Strength, in mean residual norms of the layer; may be negative."
     ),
-    mode: str | None = option("--mode", "NAME", "add (default), project-out, clamp or norm-preserving."),
-    span: int | None = option("--span", "N", "Layers steered at once, from --layer on."),
-    where: str | None = option("--where", "PLACE", "last-and-generated, all or generated."),
-    max_new_tokens: Annotated[int, flag("--max-new-tokens", "N", "Length of a continuation.")] = 64,
+    mode: str | None = option(
+        "--mode", "NAME", "Mode: add (default), project-out, clamp or norm-preserving."
+    ),
+    span: int | None = option("--span", "N", "Steer N layers at once, starting at --layer."),
+    where: str | None = option(
+        "--where", "PLACE", "Steer last-and-generated (default), all or generated tokens."
+    ),
+    max_new_tokens: Annotated[int, flag("--max-new-tokens", "N", "Longest continuation, in tokens.")] = 64,
     device: flags.Device = None,
     dtype: flags.Dtype = None,
     json_output: flags.Json = False,
@@ -279,13 +292,13 @@ VectorsFile = Annotated[
 @steer.command(name="import")
 def import_vectors(
     source: VectorsFile,
-    to: Annotated[Path, flag("--to", "FILE", "Where to write them: NAME.safetensors.")],
+    to: Annotated[Path, flag("--to", "FILE", "Write them to NAME.safetensors.")],
     json_output: flags.Json = False,
 ) -> None:
-    """Read vectors of repeng, llama.cpp or plain tensors named by layer, and keep them as flatout's.
+    """Convert vectors of repeng, llama.cpp, or plain tensors named by layer to flatout's format.
 
-    Strength 1 adds what the file holds. A folder of imported vectors can be searched: NAME is their method.
-    Pickles are refused, since they can run any code.
+    Strength 1 adds a vector as it is in the file. A folder of imported vectors can be searched: NAME is their
+    method. Pickles are refused, because they can run any code.
 
     \b
     Examples:
@@ -298,8 +311,10 @@ def import_vectors(
 @steer.command(name="export")
 def export_vectors(
     source: VectorsFile,
-    to: Annotated[Path, flag("--to", "FILE", "Where to write them: .gguf or .safetensors.")],
-    kind: Annotated[str, flag("--kind", "NAME", "The kind of model that a GGUF names.")] = "unknown",
+    to: Annotated[Path, flag("--to", "FILE", "Write them to a .gguf or .safetensors file.")],
+    kind: Annotated[
+        str, flag("--kind", "NAME", "Architecture to name in a GGUF file, such as llama.")
+    ] = "unknown",
     json_output: flags.Json = False,
 ) -> None:
     """Write vectors as a GGUF control vector, for repeng and llama.cpp.
@@ -326,7 +341,7 @@ def _convert(source: Path, to: Path, *, kind: str = "unknown", json_output: bool
 def report(
     run: flags.Run, html: flags.Html = None, png: flags.Png = None, json_output: flags.Json = False
 ) -> None:
-    """Show what a search found: winner, test on fresh questions, side effects; a running one as far as it is.
+    """Show what a search has found so far: winner, test on fresh questions, side effects.
 
     \b
     Examples:

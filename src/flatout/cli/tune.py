@@ -32,47 +32,46 @@ LEAST_GAIN = 1.03
 def tune(
     command: flags.Command = None,
     module: flags.Module = False,
-    out: Annotated[Path, flag("--to", "FILE", "Where to write what is kept.")] = DEFAULT,
+    out: Annotated[Path, flag("--to", "FILE", "Write what is kept to this file.")] = DEFAULT,
     evidence: Annotated[
-        Path | None, flag("--evidence", "FILE", "Evidence of this very command; default: diagnose it first.")
+        Path | None,
+        flag("--evidence", "FILE", "Use saved Evidence of the same command; default: diagnose first."),
     ] = None,
     allow_lossy: Annotated[
-        bool, switch("--allow-lossy", "Also try what changes the numbers, and judge it by the losses.")
+        bool, switch("--allow-lossy", "Also try changes that alter the numbers; judge them by the losses.")
     ] = False,
     only: Annotated[
         list[str] | None, flag("--only", "NAME[=VALUE]", "Try this treatment alone; repeatable.")
     ] = None,
     patch: Annotated[
-        bool, switch("--patch", "Also try changes of the source, and show those that pay as a diff.")
+        bool, switch("--patch", "Also try changes to the source, and show the kept ones as a diff.")
     ] = False,
     apply: Annotated[
-        bool, switch("--apply", "Write the kept patches into the files; without a script those of FILE.")
+        bool, switch("--apply", "Write kept patches into the files; without a script, those in FILE.")
     ] = False,
     undo: Annotated[bool, switch("--undo", "Restore the files that --apply last wrote.")] = False,
     resume: flags.Resume = False,
-    ranks: Annotated[int, flag("--ranks", "N", "Processes that train together, on this machine.")] = 1,
+    ranks: Annotated[int, flag("--ranks", "N", "Run N processes that train together on this machine.")] = 1,
     ray: Annotated[
-        str | None, flag("--ray", "ADDRESS", "Run trials on the nodes of a Ray cluster: auto, or HOST:PORT.")
+        str | None, flag("--ray", "ADDRESS", "Run trials on a Ray cluster: auto or HOST:PORT.")
     ] = None,
-    minutes: Annotated[
-        float | None, flag("--minutes", "M", "Try nothing more after M minutes of trials.")
-    ] = None,
+    minutes: Annotated[float | None, flag("--minutes", "M", "Start no new trials after M minutes.")] = None,
     html: flags.Html = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Try what makes an unmodified training script faster, prove it, and keep what pays.
+    """Try changes that make an unmodified training script faster, and keep what is proven.
 
-    The script is diagnosed, then run some dozens of times for some dozens of steps, with and without each
-    treatment: in alternating blocks of one run where it can be switched, else in alternating processes.
-    A treatment is kept when the lower end of its gain lies above 1.03 and when its losses and gradients are
-    those of the script. What the script writes during trials goes to a temporary folder. What is kept stands
-    in FILE, which `flatout run` reads.
+    Flatout diagnoses the script, then runs it with and without each treatment, dozens of times for dozens of
+    steps: in alternating blocks of one run if the treatment can be switched, otherwise in alternating
+    processes. It keeps a treatment if the lower end of its gain lies above 1.03 and the losses and gradients
+    match those of the script. What the script writes during trials goes to a temporary folder. `flatout run`
+    reads the result from FILE.
 
-    With --patch the source is rewritten, too, in memory: a patched file is tried as a treatment is, and what
-    is kept is shown as a diff. Nothing is written to your files without --apply, which makes a backup first.
+    With --patch, Flatout also rewrites the source, in memory: it tries a patched file like a treatment and
+    shows what it keeps as a diff. Only --apply writes to your files, after a backup.
 
-    With --ray the trials of several treatments run at once, on nodes of one kind: both arms of a pair on one
-    node. What a lost node was running runs again on another; --resume goes on with every finished trial.
+    With --ray, trials of several treatments run at once, on nodes with the same hardware, both arms of a pair
+    on one node. Trials of a lost node run again on another; --resume continues with every finished trial.
 
     \b
     Examples:
@@ -115,7 +114,7 @@ def tune(
                 on_progress=update,
             )
     except KeyboardInterrupt:
-        raise KeyboardInterrupt("interrupted: flatout tune --resume goes on from here") from None
+        raise KeyboardInterrupt("interrupted: flatout tune --resume continues from here") from None
     if done.prescription.treatments or done.prescription.patches:
         api.save_tuning(done, out)
     if html is not None:
@@ -131,19 +130,19 @@ def tune(
 
 def _say_files(what: str, paths: list[Path]) -> None:
     files = ", ".join(str(path) for path in paths)
-    say(f"{what} {files}" + ("; flatout tune --undo takes it back" if what == "wrote" else ""))
+    say(f"{what} {files}" + ("; flatout tune --undo reverts it" if what == "wrote" else ""))
 
 
 def run(
     command: flags.Command = None,
     module: flags.Module = False,
     prescription: Annotated[
-        Path | None, flag("--with", "FILE", "What flatout tune wrote; default: flatout.toml.")
+        Path | None, flag("--with", "FILE", "Apply this file of flatout tune; default: flatout.toml.")
     ] = None,
 ) -> None:
-    """Run an unmodified script under what `flatout tune` kept for it.
+    """Run an unmodified script with what `flatout tune` kept for it.
 
-    The process becomes the script's: its output, signals and exit code are its own.
+    The process becomes the script: output, signals and exit code are the script's own.
 
     \b
     Examples:
@@ -162,24 +161,24 @@ def check(
     command: flags.Command = None,
     module: flags.Module = False,
     base: Annotated[
-        str | None, flag("--base", "REF", "A git revision, or a folder with another checkout.")
+        str | None, flag("--base", "REF", "Compare with a git revision, or a folder with another checkout.")
     ] = None,
     against: Annotated[
         Path | None,
-        flag("--against", "FILE", "What --json printed, on any machine, or a flatout.toml."),
+        flag("--against", "FILE", "Compare with a result of --json from any machine, or a flatout.toml."),
     ] = None,
     tolerance: Annotated[
-        float, flag("--tolerance", "X", "How much slower is still ok, as a share of the step.")
+        float, flag("--tolerance", "X", "Accept steps that are slower by up to this share.")
     ] = 0.05,
-    pairs: Annotated[int, flag("--pairs", "N", "Pairs of runs at most.")] = 8,
+    pairs: Annotated[int, flag("--pairs", "N", "Run at most N pairs.")] = 8,
     json_output: flags.Json = False,
 ) -> None:
-    """Say whether the source here is slower than that of another revision.
+    """Say whether this version of the code is slower than another revision.
 
-    Base and head run in turn, in one job on one machine, for some dozens of steps each, until the answer is
-    settled. Launches, waits, copied bytes, memory, parameter groups and graph breaks are counted as well:
-    they are the same on every machine. With --against, what was counted elsewhere is compared, and no times;
-    of a flatout.toml, what its treatments gain here.
+    Base and head run in turn, in one job on one machine, for dozens of steps each, until the answer is clear.
+    Flatout also counts launches, waits, copied bytes, memory, parameter groups and graph breaks, which are
+    the same on every machine. --against a result of --json compares only these counts; --against a
+    flatout.toml checks that its treatments still gain what was proven.
 
     \b
     Examples:
@@ -215,13 +214,11 @@ def _show_check(done: Checked) -> None:
         runs = f"{done.num_runs} runs"
         console.print(f"The smallest change that {runs} could show here: {show_share(done.smallest)}.")
     if done.same_losses is not None:
-        console.print(
-            "The losses are those of base." if done.same_losses else "The losses differ from base's."
-        )
+        console.print("The losses equal base's." if done.same_losses else "The losses differ from base's.")
     for change in done.changes:
         console.print(f"  {change}")
     if not done.changes and done.base_counts and done.head_counts:
-        console.print("No count differs: launches, waits, bytes, memory, groups, graph breaks.")
+        console.print("All counts are equal: launches, waits, bytes, memory, groups, graph breaks.")
 
 
 def _show(done: Tuning, out: Path) -> None:
@@ -243,27 +240,27 @@ def _show(done: Tuning, out: Path) -> None:
         console.print(f"Blocks of one run against themselves: {inside}.")
     repeats = "bit for bit" if done.reproducible else "not bit for bit"
     console.print(
-        f"It repeats {repeats}; by themselves losses vary by up to {done.envelope or 0:.1e} of the loss."
+        f"It repeats {repeats}; its losses vary on their own by up to {done.envelope or 0:.1e} of the loss."
     )
     if done.total is None:
         console.print(done.why_nothing())
         return
     console.print(
-        f"All that is kept: {_show_gain(done.total)} faster. Run it so: flatout run; kept in {out}."
+        f"Everything kept, together: {_show_gain(done.total)} faster. It is in {out}; flatout run applies it."
     )
     if done.job is not None and done.job.ratio is not None:
         console.print(
-            f"With its start, a job of {done.job.num_steps} steps is {show_ratio(done.job.ratio)} as fast."
+            f"With start-up, a job of {done.job.num_steps} steps is {show_ratio(done.job.ratio)} as fast."
         )
     if done.diff:
-        console.print("The source, as it was proven; flatout tune --apply writes it:\n")
+        console.print("The proven change to the source; flatout tune --apply writes it:\n")
         console.print(done.diff, markup=False, highlight=False, soft_wrap=True)
 
 
 def _show_start(job: JobGain | None) -> str:
     if job is None or not job.pays_after or job.extra_s < SLOW_START_S:
         return ""
-    return f"; it takes {job.extra_s:.1f} s at the start and pays after {job.pays_after} steps"
+    return f"; it costs {job.extra_s:.1f} s at the start and pays off after {job.pays_after} steps"
 
 
 def _show_gain(gain: Gain | None) -> str:

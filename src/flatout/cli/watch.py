@@ -41,50 +41,50 @@ def watch(
         bool, switch("--run", "Run a script under watch, with the live line below its output.")
     ] = False,
     module: flags.Module = False,
-    name: str | None = option("--name", "TEXT", "With --run: what to call the run."),
-    replay: str | None = option("--replay", "RUN", "Play a run again; --list shows them."),
-    speed: float | None = option("--speed", "N", "Of a replay; default 60: a minute per second."),
+    name: str | None = option("--name", "TEXT", "With --run: name the run."),
+    replay: str | None = option("--replay", "RUN", "Replay a run; --list shows their names."),
+    speed: float | None = option("--speed", "N", "With --replay: play N times as fast; default 60."),
     sources: list[str] | None = option(
-        "--from", "SOURCE", "All nodes of a folder of runs, or of a node's page; repeatable."
+        "--from", "SOURCE", "Show all nodes of a shared folder of runs, or a node's page; repeatable."
     ),
-    list_all: Annotated[bool, switch("--list", "List the runs that are kept.")] = False,
-    once: Annotated[bool, switch("--once", "Take one sample, then end.")] = False,
+    list_all: Annotated[bool, switch("--list", "List the runs.")] = False,
+    once: Annotated[bool, switch("--once", "Take one sample and exit.")] = False,
     json_output: flags.Json = False,
-    hz: Annotated[float, flag("--hz", "N", "Samples a second, 0.1 to 10.")] = 1.0,
+    hz: Annotated[float, flag("--hz", "N", "Take N samples per second, 0.1 to 10.")] = 1.0,
     log: flags.Log = None,
     jsonl: Path | None = option("--jsonl", "FILE", "Append samples as JSON lines."),
     csv: Path | None = option("--csv", "FILE", "Write samples as a table."),
     tensorboard: Path | None = option("--tensorboard", "DIR", "Write TensorBoard events."),
-    prometheus: int | None = option("--prometheus", "PORT", "Serve /metrics on the loopback; 0: any port."),
-    web: Annotated[bool, switch("--web", "Serve a page with live charts on the loopback.")] = False,
-    host: str | None = option("--host", "ADDRESS", "With --web: another address; asks for a token."),
-    port: int | None = option("--port", "PORT", "With --web; default: any free port."),
+    prometheus: int | None = option("--prometheus", "PORT", "Serve /metrics on loopback; 0: any free port."),
+    web: Annotated[bool, switch("--web", "Serve a page with live charts on loopback.")] = False,
+    host: str | None = option("--host", "ADDRESS", "With --web: bind to this address; requires a token."),
+    port: int | None = option("--port", "PORT", "With --web: use this port; default: any free one."),
     token: Annotated[
-        bool, switch("--token", "With --web: ask for a token on the loopback too, where others log in.")
+        bool, switch("--token", "With --web: require a token on loopback too, on a machine with other users.")
     ] = False,
 ) -> None:
-    """Show what the GPUs, the host and a job do, and what bounds the job.
+    """Show what the GPUs, the host and a job are doing, and what limits the job.
 
-    Without options: all GPUs of this machine and the latest job that runs under Flatout, full screen; in a
-    pipe, a line per second. A job reports its steps when it was started with --run or iterates over
-    flatout.watch(loader). With --log, a log of what is watched is kept there. With --json every sample is one
-    line. Keys: q quit, s sort, tab next GPU, p processes, space hold, ? help.
+    Without options, watch shows all GPUs of this machine and the latest job under Flatout, full screen; in a
+    pipe, it prints a line per second. A job reports its steps if it was started with --run or iterates over
+    flatout.watch(loader). --log keeps a log of what is watched. --json prints one line per sample.
+    Keys: q quit, s sort, tab next GPU, p processes, space pause, ? help.
 
     \b
     Examples:
       flatout watch
-      flatout watch --run train.py --epochs 3     the script, the live line below it, and a log
-      flatout watch --web --run train.py          and its page, while it runs
+      flatout watch --run train.py --epochs 3     run a script with a live line below it, and log it
+      flatout watch --web --run train.py          also serve a page while it runs
       flatout watch --pid 4711
       flatout watch --once --json
       flatout watch --web
       flatout watch --list
-      flatout watch --from /shared/runs           all nodes that keep their runs there
+      flatout watch --from /shared/runs           show all nodes that log to this folder
       flatout watch --web --from http://gpu-1:9400/TOKEN/ --from http://gpu-2:9400/TOKEN/
       flatout watch --replay train --speed 60
 
-    Exit codes: 0 the viewer or the job ended it, 2 flatout could not do its work, 130 interrupted. With --run
-    the script's own.
+    Exit codes: 0 ended normally, 2 flatout could not do its work, 130 interrupted. With --run, the script's
+    own code.
     """
     _check(ctx.params)
     import flatout.api as api
@@ -124,7 +124,7 @@ def _check(params: Mapping[str, Any]) -> None:
     command, one_answer = params["command"], bool(given & {"once", "json_output"})
     chosen = [flag for flag, name in MODES.items() if name in given]
     if len(chosen) > 1:
-        raise BadInput(f"{' and '.join(chosen)} ask for different things", hint="give one of them")
+        raise BadInput(f"{' and '.join(chosen)} exclude each other", hint="give one of them")
     if command and "run" not in given:
         raise BadInput(f"{command[0]!r} is not an option", hint=f"flatout watch --run {command[0]}")
     if "run" in given and not command:
@@ -134,10 +134,12 @@ def _check(params: Mapping[str, Any]) -> None:
         if lonely and MODES.get(needed, "web") not in given:
             raise BadInput(f"{lonely[0]} works only with {needed}", hint=f"add {needed}, or omit {lonely[0]}")
     if "web" in given and (one_answer or "list_all" in given):
-        raise BadInput("--web serves a page, and does not print one answer", hint="give one of them")
+        raise BadInput(
+            "--web serves a page and prints no result", hint="omit --web, or omit --once, --json and --list"
+        )
     if one_answer and "run" in given:
         raise BadInput(
-            "--run leaves stdout to the script", hint="--jsonl FILE keeps the samples; --once needs no script"
+            "--run leaves stdout to the script", hint="use --jsonl FILE to keep the samples, or omit --run"
         )
 
 

@@ -141,7 +141,7 @@ def test_a_defect_is_a_traceback_and_ends_with_two_not_one(capsys: pytest.Captur
     assert end.value.code == 2
     said = capsys.readouterr().err
     assert "ZeroDivisionError: ours" in said
-    assert said.endswith("flatout: this is a defect in flatout, not in your job\n")
+    assert said.endswith("flatout: this is a bug in flatout, not in your job\n")
 
 
 def test_a_wanted_exit_is_no_defect() -> None:

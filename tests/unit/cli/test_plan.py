@@ -92,14 +92,14 @@ def test_apply_twice_and_undo(conf: Path) -> None:
     assert first.exit_code == 0
     assert (
         first.stderr
-        == f"flatout: wrote config.yaml; flatout plan undo {conf / 'config.yaml'} takes it back\n"
+        == f"flatout: wrote config.yaml; flatout plan undo {conf / 'config.yaml'} reverts it\n"
     )
     after = plans.contents(conf)
     assert after != before
     second = run("fit", conf, *ON_24GB, "--apply", "--yes")
     assert second.exit_code == 0
     assert second.stderr.splitlines() == [
-        f"flatout: nothing to change: {conf / 'config.yaml'} already is as planned"
+        f"flatout: nothing to change: {conf / 'config.yaml'} already matches the plan"
     ]
     assert plans.contents(conf) == after
     undone = run("undo", conf)
@@ -130,9 +130,9 @@ def test_an_interrupted_question_writes_nothing(conf: Path, monkeypatch: pytest.
 
 
 def test_apply_without_a_terminal_needs_yes(conf: Path) -> None:
-    assert "nobody can answer here; add --yes" in one_line(run("fit", conf, *ON_24GB, "--apply"))
-    assert "nobody can answer here; add --yes" in one_line(run("fit", conf, *ON_24GB, "--apply", "--json"))
-    assert "--yes answers the question of --apply" in one_line(run("fit", conf, *ON_24GB, "--yes"))
+    assert "no terminal to answer on; add --yes" in one_line(run("fit", conf, *ON_24GB, "--apply"))
+    assert "no terminal to answer on; add --yes" in one_line(run("fit", conf, *ON_24GB, "--apply", "--json"))
+    assert "--yes has no effect without --apply" in one_line(run("fit", conf, *ON_24GB, "--yes"))
 
 
 def test_fit_as_a_document(conf: Path) -> None:
@@ -211,7 +211,7 @@ def test_an_interrupt_while_it_works_says_that_nothing_was_written(
     before = plans.contents(conf)
     result = run("fit", conf, *ON_24GB, "--apply", "--yes")
     assert (result.exit_code, result.stdout) == (130, "")
-    assert result.stderr == "flatout: interrupted: nothing was written, and what was traced is kept\n"
+    assert result.stderr == "flatout: interrupted: nothing was written, and traces so far are kept\n"
     uncached = run("fit", conf, *ON_24GB, "--no-cache")
     assert uncached.stderr == "flatout: interrupted: nothing was written\n"
     assert plans.contents(conf) == before
@@ -280,4 +280,4 @@ def test_the_commands_that_are_named_can_be_pasted(tmp_path: Path) -> None:
     assert one_line(run("fit", path, *ON_24GB, "--apply", "--yes")).endswith(f"chmod u+w '{path}'")
     path.chmod(0o644)
     applied = run("fit", path, *ON_24GB, "--apply", "--yes")
-    assert applied.stderr == f"flatout: wrote my run.yaml; flatout plan undo '{path}' takes it back\n"
+    assert applied.stderr == f"flatout: wrote my run.yaml; flatout plan undo '{path}' reverts it\n"

@@ -38,8 +38,8 @@ def refused(*arguments: str) -> BadInput:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--pid", "1", "--run", "train.py"), "--pid and --run ask for different things"),
-        (("--list", "--replay", "x"), "--replay and --list ask for different things"),
+        (("--pid", "1", "--run", "train.py"), "--pid and --run exclude each other"),
+        (("--list", "--replay", "x"), "--replay and --list exclude each other"),
         (("train.py",), "'train.py' is not an option"),
         (("--run",), "--run needs a script"),
         (("-m",), "-m works only with --run"),
