@@ -127,7 +127,7 @@ def test_flags_win_over_the_file_and_set_over_flags(config: Path, tmp_path: Path
 def test_what_cannot_be_done_is_one_line(config: Path, model: Path, tmp_path: Path) -> None:
     out = ("--out", tmp_path / "run")
     assert "no settings file at" in refused("train", tmp_path / "absent.yaml")
-    assert "no phase '4'" in refused("train", config, "--phase", 4)
+    assert "--phase '4' does not exist" in refused("train", config, "--phase", 4)
     assert "--heads-only has no phase 2" in refused("train", config, "--phase", 2, "--heads-only")
     assert "did you mean steps?" in refused("train", config, *out, "--set", "phase1.step=1")
     assert "is not KEY=VALUE" in refused("train", config, *out, "--set", "phase1.steps")

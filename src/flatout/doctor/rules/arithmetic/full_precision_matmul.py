@@ -1,17 +1,16 @@
 """FO402 full-precision-matmul
 
 What it does
-Finds matrix products of 32-bit numbers that a GPU computes without its tensor cores.
+Finds 32-bit matrix products that a GPU computes without its tensor cores.
 
 Why it costs
-Since Ampere a GPU has units that round the factors of a product to 10 significant bits (TF32) and add in
-32: the datasheet of an H200 gives 494 TFLOPS for them, and 67 without. torch leaves them off unless it is
-told otherwise.
+Since Ampere, GPUs have units that round the factors of a product to 10 significant bits (TF32) and add in
+32: the datasheet of an H200 gives 494 TFLOPS for them, and 67 without. torch leaves them off by default.
 
 Evidence
-On a GPU of compute capability 8.0 or above, TF32 is off, and products of 32-bit numbers hold at least 10 %
-of the step. The ceiling is measured: steps with TF32 products. Where autocast is measured to free more,
-no-mixed-precision speaks of the same call instead.
+On a GPU of compute capability 8.0 or above, TF32 is off, and 32-bit products hold at least 10 % of the
+step. The ceiling is measured: steps with TF32 products. If autocast frees more, no-mixed-precision reports
+the same call instead.
 
 Fix
 ```python

@@ -1,17 +1,17 @@
 """FO405 grad-enabled-inference
 
 What it does
-Finds the call of a model that records gradients which nobody uses.
+Finds a model call that records gradients which nothing uses.
 
 Why it costs
-A teacher, a target network or an evaluation that runs without `torch.no_grad()` keeps every activation for a
-backward pass. Where its output goes into the loss, that pass even comes: the gradients of a model that no
-optimizer trains are computed in full, and thrown away.
+A teacher, a target network or an evaluation that runs without `torch.no_grad()` keeps every activation for
+a backward pass. If its output goes into the loss, that pass even happens: gradients of a model that no
+optimizer trains are computed in full and thrown away.
 
 Evidence
 A line calls a model with gradients on, on inputs that need none, and either no optimizer has the model's
-parameters, or no backward pass came to its result. The call holds at least 3 % of the step. The ceiling is
-measured: steps in which this call runs under `torch.no_grad()`. An evaluation between steps is found by
+parameters, or no backward pass reached its result. The call holds at least 3 % of the step. The ceiling is
+measured: steps in which this call runs under `torch.no_grad()`. An evaluation between steps is reported by
 evaluation-dominates, and `flatout tune` tries `no_grad` there.
 
 Fix
@@ -21,7 +21,7 @@ with torch.no_grad():
 ```
 
 Fix safety
-Exact: the same outputs, and the same gradients of what is trained.
+Exact: the same outputs, and the same gradients for what is trained.
 """
 
 from __future__ import annotations

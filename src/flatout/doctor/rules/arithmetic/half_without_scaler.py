@@ -4,13 +4,13 @@ What it does
 Finds training in float16 without a gradient scaler.
 
 Why it costs
-The smallest number of float16 is 6e-8, and many gradients are smaller: they become zero, and the layers
-they belong to learn nothing, though the loss still falls a little. The time is not lost in the step but in
-a training that has to be run again.
+The smallest number in float16 is 6e-8, and many gradients are smaller: they become zero, and the layers
+they belong to learn nothing, although the loss still falls a little. The time is lost not in the step but
+in a training that has to be run again.
 
 Evidence
-Autocast to float16 is around a model call of the training step, gradients are computed, and the job has no
-`GradScaler` that is switched on. There is no share and no ceiling: the cost is not time.
+A model call in the training step runs under autocast to float16, gradients are computed, and the job has no
+enabled `GradScaler`. There is no share and no ceiling: the cost is not time.
 
 Fix
 ```python
@@ -20,11 +20,11 @@ scaler.step(optimizer)
 scaler.update()
 ```
 
-Since Ampere bfloat16 has the range of float32 and needs no scaler: `torch.autocast("cuda",
+On Ampere and later GPUs, bfloat16 has the range of float32 and needs no scaler: `torch.autocast("cuda",
 dtype=torch.bfloat16)`.
 
 Fix safety
-Lossy: gradients that were lost come back, so that the training changes.
+Lossy: gradients that were lost come back, so training changes.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """FO407 layout-transposes
 
 What it does
-Finds convolutions of which every one turns its images to channels last, and back.
+Finds convolutions that each transpose their images to channels last, and back.
 
 Why it costs
-Tensor cores want the channels of a pixel side by side. Where tensors have them apart, cuDNN transposes the
-input and the result around the convolution: kernels that only move memory. In one profile they took 32 % of
-the time of the convolutions.
+Tensor cores want the channels of a pixel side by side. If tensors store them apart, cuDNN transposes the
+input and the result of every convolution, with kernels that only move memory. In one profile they took 32 %
+of the convolutions' time.
 
 Evidence
-On a GPU, convolutions hold at least 10 % of the step and all of their weights have their channels first. The
-ceiling is measured: steps with the weights turned, which the activations follow.
+On a GPU, convolutions hold at least 10 % of the step and all of their weights store channels first. The
+ceiling is measured: steps with weights in channels-last format, which the activations follow.
 
 Fix
 ```python

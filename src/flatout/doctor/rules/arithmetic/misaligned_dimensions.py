@@ -2,17 +2,19 @@
 
 What it does
 Finds linear layers whose sizes keep tensor cores from loading whole pieces. A vocabulary of 50257 words is
-one.
+an example.
 
 Why it costs
 Tensor cores read 16-bit numbers 16 bytes at a time. A row whose length is not a multiple of 8 starts in the
 middle of such a piece, and the product falls back to a slower kernel, forward and backward. One language
-model trained 25 % faster with 50304 words instead of 50257: the 47 that no text has cost nothing.
+model trained 25 % faster with 50304 words instead of 50257: the 47 extra words, which no text contains,
+cost nothing.
 
 Evidence
-On a GPU, products in 16 bits or TF32 hold at least 10 % of the step, and weights with a size that 8 does not
-divide hold at least 10 % of all. The ceiling is measured: steps in which these layers are padded with zeros
-to the next multiple of 64. Without a measured gain nothing is said: recent kernels cope with many sizes.
+On a GPU, products in 16 bits or TF32 hold at least 10 % of the step, and weights with a size that is not
+divisible by 8 hold at least 10 % of all weights. The ceiling is measured: steps in which these layers are
+padded with zeros to the next multiple of 64. Without a measured gain there is no finding: recent kernels
+handle many sizes well.
 
 Fix
 Round sizes up to the next multiple of 64; targets stay as they are:
@@ -23,8 +25,8 @@ model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64)   # in tran
 ```
 
 Fix safety
-Lossy: the added words take part in the softmax, with a probability that training brings to nothing. Saved
-weights no longer fit.
+Lossy: the added words take part in the softmax, with a probability that training reduces to almost nothing.
+Saved weights no longer load.
 """
 
 from __future__ import annotations

@@ -1,17 +1,16 @@
 """FO401 no-mixed-precision
 
 What it does
-Finds the call of a model that multiplies matrices in 32 bits on a GPU with 16-bit tensor cores. Parameters
-are float32 and no autocast is around this call.
+Finds a model call that multiplies matrices in 32 bits on a GPU with 16-bit tensor cores. Parameters are
+float32, and the call does not run under autocast.
 
 Why it costs
 The datasheet of an H200 gives 67 TFLOPS for fp32, 494 for TF32 and 989 for bf16, dense: the same matrix
-product may take a fourteenth of the time. Activations take half the memory as well, and half the time
-to read.
+product may take a fourteenth of the time. Activations also take half the memory, and half the time to read.
 
 Evidence
-On a GPU of compute capability 7.0 (fp16) or 8.0 (bf16) or above. The ceiling is measured: steps with autocast
-switched on. It is tried where fp32 and TF32 matrix products hold at least 10 % of the step.
+On a GPU of compute capability 7.0 (fp16) or 8.0 (bf16) or above. The ceiling is measured: steps with
+autocast switched on. Autocast is tried if fp32 and TF32 matrix products hold at least 10 % of the step.
 
 Fix
 ```python
@@ -20,8 +19,8 @@ with torch.autocast("cuda", dtype=torch.bfloat16):
 loss.backward()
 ```
 
-Before Ampere there is no bf16: use `torch.float16` with `torch.amp.GradScaler`. A smaller step that keeps
-32-bit range everywhere is `torch.set_float32_matmul_precision("high")`, which allows TF32.
+GPUs before Ampere have no bf16: use `torch.float16` with `torch.amp.GradScaler`. A smaller change that
+keeps the 32-bit range everywhere is `torch.set_float32_matmul_precision("high")`, which allows TF32.
 
 Fix safety
 Lossy: 16-bit products have 8 (bf16) or 11 (fp16) significant bits instead of 24. Weights and sums stay in

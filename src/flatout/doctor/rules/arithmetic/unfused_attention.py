@@ -1,18 +1,18 @@
 """FO404 unfused-attention
 
 What it does
-Finds attention that is written out as two products and a softmax, where one fused call is faster.
+Finds attention written out as two products and a softmax, if one fused call is faster.
 
 Why it costs
 The scores of all queries and keys are written to memory, read, scaled and written again, masked and written
 again, and once more for the softmax: length times length numbers for every head, each time. A fused kernel
 computes them in pieces that never leave the chip. For short sequences, and in steps that wait for launches
-or for the loader, it gains nothing, so that it is only named where it was measured.
+or for the loader, it gains nothing, so this rule speaks only if a gain was measured.
 
 Evidence
-A product, a softmax of it, and a product of that with values, followed tensor by tensor through scaling,
-masks and dropout. The ceiling is measured: steps in which `scaled_dot_product_attention` computes all of
-it, with its own kernel for causal masks.
+Flatout follows tensors from a product through scaling, masks and dropout to a softmax, and on to a product
+with values. The ceiling is measured: steps in which `scaled_dot_product_attention` computes all of it, with
+its own kernel for causal masks.
 
 Fix
 ```python
@@ -22,7 +22,7 @@ out = F.scaled_dot_product_attention(q, k, v, is_causal=True)    # q, k, v: batc
 In transformers: `from_pretrained(..., attn_implementation="sdpa")`.
 
 Fix safety
-Reordered: the same sum, in pieces.
+Reordered: the same sum, computed in pieces.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """FO403 unfused-optimizer
 
 What it does
-Finds an optimizer on a GPU that updates its parameters in many kernels, where one kernel would do.
+Finds an optimizer on a GPU that updates its parameters in many kernels when one kernel would do.
 
 Why it costs
-An update of lists reads and writes every parameter and its state once for each of a dozen operations. The
+An update by lists reads and writes every parameter and its state once for each of a dozen operations. The
 fused update reads and writes them once. One detector's update fell from 62 to 24 ms.
 
 Evidence
-Adam, AdamW, SGD or Adagrad of torch updates lists of tensors on a GPU and takes at least 5 % of the step. The
-ceiling is measured: steps with a fused update.
+torch's Adam, AdamW, SGD or Adagrad updates lists of tensors on a GPU and takes at least 5 % of the step.
+The ceiling is measured: steps with a fused update.
 
 Fix
 ```python

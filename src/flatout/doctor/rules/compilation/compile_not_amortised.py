@@ -1,21 +1,21 @@
 """FO603 compile-not-amortised
 
 What it does
-Finds a job that compiles its model and gets nothing, or too little, for the time that takes.
+Finds a job that compiles its model and gains nothing, or too little for the time that compiling takes.
 
 Why it costs
-A compilation takes seconds to minutes before the first step. It pays where a step becomes shorter: by how
-much, times the steps that follow. A model whose time goes into large products has little to fuse, one with
-a slow loader waits for its batches as before.
+Compiling takes seconds to minutes before the first step. It pays off if it shortens the step enough over
+the steps that follow. A model that spends its time in large products has little to fuse, and one with a
+slow loader waits for its batches as before.
 
 Evidence
-Steps as the model was written, interleaved with compiled ones. A finding where they are faster, or where what
-compiling took is more than what an hour of steps saves by it. In jobs with graph breaks or repeated
-compilations those rules speak instead, and say what to change.
+Flatout interleaves uncompiled steps with compiled ones. It reports a finding if the uncompiled steps are
+faster, or if compiling took longer than an hour of compiled steps saves. If the job has graph breaks or
+repeated compilations, those rules report instead, and say what to change.
 
 Fix
-Leave `torch.compile` out, compile the part that is made of many small operations, or keep what was compiled
-between runs:
+Leave out `torch.compile`, compile only the part that consists of many small operations, or cache compiled
+code between runs:
 
 ```bash
 TORCHINDUCTOR_FX_GRAPH_CACHE=1 python train.py

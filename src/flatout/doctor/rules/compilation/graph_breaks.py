@@ -1,22 +1,22 @@
 """FO602 graph-breaks
 
 What it does
-Finds lines at which torch.compile has to end its graph and go back to Python. Functions of
-`torch.jit.script`, prints, clocks and values read back are the usual ones.
+Finds lines at which torch.compile has to end its graph and return to Python. Functions of
+`torch.jit.script`, prints, clocks and values read back are the usual causes.
 
 Why it costs
 Each break splits one graph in two: kernels are not fused across it, tensors are written out and read again,
-guards are checked for each part, and CUDA graphs end there. A break inside a loop of layers is paid for every
-layer.
+guards are checked for each part, and CUDA graphs end there. A break inside a loop over layers is paid for
+every layer.
 
 Evidence
-Dynamo's own records: the line and the reason of each break in the user's code. Breaks that every job has, at
-`.backward()` and inside the optimizers, are left out, and so are all where the model, its loss and its
-backward pass hold less than 10 % of the step: a step that waits for its loader waits as long for one graph.
-There is no ceiling: nothing can be changed inside a compiled function while it runs.
+Dynamo's own records give the line and the reason of each break in your code. Breaks that every job has, at
+`.backward()` and inside the optimizers, are left out. There is no finding if the model, its loss and its
+backward pass hold less than 10 % of the step: a step that waits for its loader waits just as long for one
+graph. There is no ceiling: nothing can be changed inside a compiled function while it runs.
 
 Fix
-Move what Python must do out of the compiled function, or write it with tensors:
+Move what Python must do out of the compiled function, or express it with tensors:
 
 ```python
 x = torch.where(x.abs().amax() > limit, x / 2, x)   # instead of `if x.abs().max() > limit:`
@@ -26,7 +26,7 @@ losses.append(loss.detach())                        # and .item() outside the co
 `TORCH_LOGS=graph_breaks` shows every break with its stack, and `fullgraph=True` makes them errors.
 
 Fix safety
-Exact, as long as the code that moved does the same.
+Exact, as long as the moved code does the same.
 """
 
 from __future__ import annotations

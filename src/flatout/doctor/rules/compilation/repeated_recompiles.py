@@ -1,23 +1,23 @@
 """FO601 repeated-recompiles
 
 What it does
-Finds a compiled function that torch.compile compiles again in step after step, or has given up on.
+Finds a function that torch.compile compiles again in step after step, or has given up on.
 
 Why it costs
-A compilation takes from a tenth of a second to minutes, and the step waits for it. Compiled code is valid for
-the values that its guards name: a Python number that changes, a tensor of another length, a new function
-object. After eight versions of one function dynamo gives up and runs it uncompiled, at the speed of eager
-code, with one warning in the log.
+Compiling takes from a tenth of a second to minutes, and the step waits for it. Compiled code is valid only
+for the values that its guards name; a Python number that changes, a tensor of another length or a new
+function object makes it invalid. After eight versions of one function dynamo gives up and runs it
+uncompiled, at the speed of eager code, with one warning in the log.
 
 Evidence
-Dynamo's own records: which functions were compiled again, how long that took, and the guard that failed. A
-finding where a function was given up, or where compiling again took at least 5 % of the steps after warm-up,
-in two of them or more. Steps of arms are not counted. The ceiling is measured: the same steps without the
-time of those compilations. For a function that was given up there is none, because its compiled form did
-not run.
+Dynamo's own records say which functions were compiled again, how long that took, and which guard failed.
+There is a finding if dynamo gave up on a function, or if recompiling took at least 5 % of the steps after
+warm-up, in at least two of them. Steps of arms do not count. The ceiling is measured: the same steps
+without the time of those compilations. A function that dynamo gave up on has no ceiling, because its
+compiled form did not run.
 
 Fix
-Keep what changes out of the guards:
+Keep changing values out of the guards:
 
 ```python
 self.register_buffer("step", torch.zeros(()))           # instead of self.step += 1 on a Python number
@@ -25,7 +25,7 @@ model = torch.compile(model, dynamic=True)              # lengths that change
 torch._dynamo.mark_dynamic(batch, 0)                    # or only this dimension
 ```
 
-Compile once, outside the loop, and pad lengths to a few sizes where `dynamic=True` is slower.
+Compile once, outside the loop. If `dynamic=True` is slower, pad lengths to a few sizes.
 
 Fix safety
 Reordered: code for any length may round differently from code for one.

@@ -5,17 +5,17 @@ Finds a collate function that pads or joins arrays sample by sample. A line of i
 `numpy.concatenate`, `numpy.pad`, `torch.cat` or a relative about once per sample of the batch.
 
 Why it costs
-Each call allocates an array and copies what is already there: a sample's values are copied twice or
-more, and an array that grows by appending is copied once per sample, which is quadratic in the batch.
-Each call also costs some microseconds of Python and dispatch whatever its size, so a batch of 512 small
-samples pays thousands of them.
+Each call allocates an array and copies what is already there: a sample's values are copied twice or more,
+and an array that grows by appending is copied once per sample, which is quadratic in the batch size. Each
+call also costs some microseconds of Python and dispatch whatever its size, so a batch of 512 small samples
+pays for thousands of them.
 
 Evidence
-While one batch was collated, one line made such calls at least 8 times and at least half as often as
-the batch has samples; and collating matters: at least 5 % of the step when the training process does
-it, or, with workers, a fifth of their time while the step waits for them 5 % or more. The ceiling is
-measured: steps without the lines that join, or else steps on cached batches, which are free of all loading
-and so bound it; never more than the share that collating was seen to hold.
+While one batch was collated, one line made such calls at least 8 times and at least half as often as the
+batch has samples. Collating also matters: it takes at least 5 % of the step if the training process does it
+or, with workers, a fifth of their time while the step waits for them at least 5 % of its time. The ceiling
+is measured: steps without the joining lines or, if those cannot run, steps on cached batches, which remove
+all loading and so give an upper bound. It never exceeds the share observed for collating.
 
 Fix
 Allocate the batch once and copy each sample into its place:

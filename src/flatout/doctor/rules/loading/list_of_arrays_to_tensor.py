@@ -1,19 +1,19 @@
 """FO110 list-of-arrays-to-tensor
 
 What it does
-Finds lines that make a tensor from a list of NumPy arrays. `torch.tensor([a, b, c])` with arrays in the list
-is slow wherever it stands: in a dataset, a collate function or the training loop.
+Finds lines that make a tensor from a list of NumPy arrays. `torch.tensor([a, b, c])` with arrays in the
+list is slow everywhere: in a dataset, a collate function or the training loop.
 
 Why it costs
-torch reads such a list as it reads any list: number by number, each made into a Python object first. NumPy
-joins the arrays by copying their memory. torch itself warns that this is extremely slow: 0.745 s became
-0.013 s in a public report.
+torch reads such a list like any other: number by number, each converted to a Python object first. NumPy
+joins the arrays by copying their memory. torch itself warns that this is extremely slow: in a public
+report, 0.745 s became 0.013 s.
 
 Evidence
-The arguments of the calls were seen, for one batch or step that is not timed: a list, or a list of lists, of
-arrays. The line holds at least 5 % of the step, by looks at the stack or by the time of its calls. The
-ceiling is measured: steps without the line, or else on cached batches, no more than the share that the line
-holds.
+Flatout looked at the arguments of the calls, in a batch or step that is not timed: a list, or a list of
+lists, of arrays. The line holds at least 5 % of the step, by stack samples or by the time of its calls. The
+ceiling is measured: steps without the line, or else on cached batches; it never exceeds the share that the
+line holds.
 
 Fix
 Join the arrays first:

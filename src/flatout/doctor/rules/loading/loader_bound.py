@@ -1,33 +1,32 @@
 """FO105 loader-bound
 
 What it does
-Finds a training loader that cannot keep up, so that the step waits for its batches. It has workers, or none
-because no core is left for them or because they gain nothing.
+Finds a training loader that cannot keep up, so that the step waits for its batches. The loader has workers,
+or it has none because no core is free for them or because they gain nothing.
 
 Why it costs
-A step can be no shorter than a worker's time for a batch divided by the number of workers. While the queue is
-empty the device has nothing to do.
+A step cannot be shorter than a worker's time for a batch divided by the number of workers. While the queue
+is empty, the device has nothing to do.
 
 Evidence
-The wait is at least 10 % of the step, the loader has workers, or each process less than two cores, or workers
-were tried in vain, and steps on cached batches, or with more workers, are faster with the whole 95 % interval
-above 1.05×. A collate that
-explains the time is a finding of its own and this one is left out, and so is a loader that fewer workers make
-faster. The ceiling is measured: steps with
-another number of workers where that was tried and helps, else steps on cached batches, which cost the loader
-nothing; it is no more than the wait that was seen. The workers' own stacks name the lines in which they make
-a batch, and their time on a core tells work from waiting.
+The wait is at least 10 % of the step. The loader has workers, or each process has less than two cores, or
+workers were tried without a gain. Steps on cached batches, or with more workers, are faster with the whole
+95 % interval above 1.05×. If a collate function explains the time, that is reported instead; so is a loader
+that fewer workers make faster. The ceiling is measured: steps with another number of workers if that was
+tried and helps, otherwise steps on cached batches, for which the loader costs nothing; it never exceeds the
+observed wait. The workers' own stacks name the lines in which they make a batch, and their CPU time
+distinguishes work from waiting.
 
 Fix
-Where workers wait for storage, take more of them, also beyond the number of cores:
+If workers wait for storage, use more of them, even more than there are cores:
 
 ```python
 loader = DataLoader(dataset, batch_size=64, num_workers=8, persistent_workers=True, prefetch_factor=4)
 ```
 
-Where they compute, make samples cheaper: do once what does not change between epochs, decode at the size
-that is needed, or move the work to the device. Where samples are rows in memory, sending them between
-processes costs more than taking them; take a whole batch at once:
+If they compute, make samples cheaper: do once what does not change between epochs, decode at the size you
+need, or move the work to the device. If samples are rows in memory, sending them between processes costs
+more than reading them; take a whole batch at once:
 
 ```python
 class Rows(Dataset):

@@ -1,22 +1,22 @@
 """FO102 respawned-workers
 
 What it does
-Finds a loader that starts its worker processes afresh at every epoch. Without `persistent_workers=True`
-each `for batch in loader` forks or spawns all workers, copies the dataset to them, and throws them away
-at the end.
+Finds a loader that starts its worker processes again in every epoch. Without `persistent_workers=True`,
+each `for batch in loader` forks or spawns all workers, copies the dataset to them, and discards them at the
+end.
 
 Why it costs
-Nothing trains until the first worker is up and has its first batch. With `fork`, starting two workers
-took 36 to 52 ms in one small job; with `spawn` or `forkserver` each worker imports the script and its
-libraries again, seconds per epoch. Short epochs pay this every few steps, and the median step hides it:
+Nothing trains until the first worker is up and has its first batch. With `fork`, starting two workers took
+36 to 52 ms in one small job; with `spawn` or `forkserver`, each worker imports the script and its libraries
+again, which takes seconds per epoch. Short epochs pay this every few steps, and the median step hides it:
 one measured job had a median wait of 7.9 ms and a mean of 228 ms.
 
 Evidence
-At least two epochs were seen, and starting one (the loader's `iter()`, the wait for the first batch beyond
-the time a batch takes to fetch and collate anyway, and the end of the workers before) holds at least 5 % of
-an epoch. The ceiling is of the whole job, since no typical step holds an epoch's start: the epoch without
-what was measured of its start, and no more than the first step of an epoch was seen to take longer than the
-others.
+At least two epochs were observed, and starting one takes at least 5 % of an epoch: the loader's `iter()`,
+the wait for the first batch beyond the time a batch takes to fetch and collate anyway, and shutting down
+the previous workers. The ceiling is for the whole job, because no typical step contains an epoch's start:
+it is the epoch without the measured start, limited to how much longer the first step of an epoch was
+observed to take.
 
 Fix
 ```python

@@ -1,23 +1,23 @@
 """FO108 rows-one-by-one-from-memory
 
 What it does
-Finds a dataset of rows in memory that is asked for every row of a batch by itself. `TensorDataset` is one:
-each batch of 256 is 256 calls of `__getitem__` and one `torch.stack` over 256 small tensors.
+Finds a dataset of rows in memory that is asked for each row of a batch separately. `TensorDataset` is one:
+each batch of 256 means 256 calls of `__getitem__` and one `torch.stack` over 256 small tensors.
 
 Why it costs
-A call of Python and an index of one row take some microseconds each, whatever the row holds; the rows are
-then copied once more to be put together. One index with all numbers does the same in one copy. Workers do
-not help: a batch costs more to send than to gather.
+A Python call and an index of one row take some microseconds each, whatever the row holds; the rows are then
+copied once more to join them. Indexing with all row numbers at once does the same in one copy. Workers do
+not help: sending a batch costs more than gathering it.
 
 Evidence
-The dataset was asked for all indices of a batch at once, and gave the very batch that the loader collates;
-steps on such batches are faster with the whole 95 % interval above 1.05×, and more so than steps with
-another number of workers. A dataset that cannot be asked like that, or draws random numbers for a sample, is
-left alone.
+Flatout asked the dataset for all indices of a batch at once, and it returned exactly the batch that the
+loader collates. Steps on such batches are faster with the whole 95 % interval above 1.05×, and gain more
+than steps with another number of workers. A dataset that cannot be asked this way, or that draws random
+numbers for a sample, is left alone.
 
 Fix
-Give the dataset `__getitems__`, which a DataLoader calls with all indices of a batch, and leave the batch as
-it is:
+Give the dataset `__getitems__`, which a DataLoader calls with all indices of a batch, and do not collate
+the result:
 
 ```python
 class Rows(TensorDataset):

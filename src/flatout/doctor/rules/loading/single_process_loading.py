@@ -1,8 +1,8 @@
 """FO101 single-process-loading
 
 What it does
-Finds a training loader with `num_workers=0` whose batches the step waits for. Samples are then read,
-transformed and collated in the training process itself, between two steps.
+Finds a training loader with `num_workers=0` whose batches the step waits for. The training process itself
+then reads, transforms and collates samples between two steps.
 
 Why it costs
 While one core prepares the next batch, the device has nothing to do, and the machine's other cores
@@ -11,8 +11,8 @@ handling.
 
 Evidence
 The wait is at least 10 % of the step, and the process may use at least two cores. The ceiling is measured:
-steps on a loader of the same dataset with workers, or, where that could not run, steps on cached batches,
-which are free of all loading and so bound it; never more than the wait that was seen.
+steps on a loader of the same dataset with workers or, if that could not run, steps on cached batches, which
+remove all loading and so give an upper bound. It never exceeds the observed wait.
 
 Fix
 Let worker processes prepare batches while the device computes:
@@ -21,17 +21,17 @@ Let worker processes prepare batches while the device computes:
 loader = DataLoader(dataset, batch_size=64, num_workers=2, persistent_workers=True)
 ```
 
-The finding counts the workers that would hide the loading behind the rest of the step, and no more than the
-process has cores; where making a batch is mostly waiting, for storage or the network, up to four for each.
-Where the cores are too few for that, it says how short the step can get by workers alone: the ceiling then
-also needs less work per sample, or samples that are prepared once.
+The finding recommends as many workers as would hide the loading behind the rest of the step, but no more
+than the process has cores; if making a batch is mostly waiting for storage or the network, up to four per
+core. If the cores do not suffice, it says how short the step can get with workers alone: reaching the
+ceiling then also takes less work per sample, or samples that are prepared once.
 
-If the samples are small and already in memory, workers can cost more than they save: batches then travel
-between processes. Index whole batches at once instead (`dataset[indices]` through a batch sampler), and let
-a measurement decide; the finding says so where a batch is made in less than a millisecond.
+If the samples are small and already in memory, workers can cost more than they save, because batches then
+travel between processes. Index whole batches at once instead (`dataset[indices]` through a batch sampler),
+and let a measurement decide; the finding says so if a batch is made in less than a millisecond.
 
-Of an `IterableDataset` every worker has all samples: each must yield a share of its own, as
-`torch.utils.data.get_worker_info` tells it, or an epoch holds every sample several times.
+With an `IterableDataset`, every worker has all samples: each must yield its own share, based on
+`torch.utils.data.get_worker_info`, or an epoch contains every sample several times.
 
 Fix safety
 Exact: the batches and their order stay the same. Only random numbers drawn inside the dataset come from

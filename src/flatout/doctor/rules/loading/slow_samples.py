@@ -1,18 +1,18 @@
 """FO106 slow-samples
 
 What it does
-Finds the line of a dataset or collate function that holds a batch's time, while the step waits. A sample
-that is decoded, tokenised or joined in Python is the usual case.
+Finds the line of a dataset or collate function that takes most of a batch's time while the step waits. A
+sample that is decoded, tokenised or joined in Python is the usual case.
 
 Why it costs
-The device has nothing to do until the batch is there. Workers share the work but do not make it less: on as
-many cores as there are, only cheaper samples help.
+The device has nothing to do until the batch arrives. Workers share the work but do not reduce it: once
+every core is busy, only cheaper samples help.
 
 Evidence
-The stack of the process that makes batches was looked at up to a thousand times a second: one function holds
-the step up for at least 23 % of its time, which is what 1.3 times the speed would take, and the line that is
-named holds most of it. The ceiling is measured: steps without those lines, or else on cached batches; never
-more than the share of the wait that the function holds.
+The stack of the process that makes batches was sampled up to a thousand times a second. One function holds
+up the step for at least 23 % of its time, which corresponds to 1.3 times the speed, and the named line
+holds most of it. The ceiling is measured: steps without those lines, or else on cached batches; it never
+exceeds the function's share of the wait.
 
 Fix
 Do it once, in one operation, or in a compiled library:
@@ -24,11 +24,11 @@ image = Image.open(path)
 image.draft("RGB", (256, 256))                        # decode a JPEG at about that size, not at its own
 ```
 
-Where the line calls a tokenizer, or a library that decodes images, the finding says what to do about that. A
-smaller decode gives other pixels: it changes what is trained on.
+If the line calls a tokenizer, or a library that decodes images, the finding says what to do about it.
+Decoding at a smaller size gives different pixels: it changes what the model trains on.
 
 Fix safety
-Exact where the same numbers come out: what a sample is stays yours.
+Exact if the same numbers come out: what a sample contains is up to you.
 """
 
 from __future__ import annotations

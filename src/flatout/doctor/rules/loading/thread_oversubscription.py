@@ -1,16 +1,17 @@
 """FO109 thread-oversubscription
 
 What it does
-Finds operators on the CPU that are divided among more threads than the job may use cores. torch takes as
-many as the machine has, also in a container that may use two of them, and in each of several processes.
+Finds CPU operators that are divided among more threads than the job may use cores. torch takes as many
+threads as the machine has cores, even in a container that may use two of them, and in each of several
+processes.
 
 Why it costs
-An operator is done when its last thread is. Threads without a core wait for one, and those that are done
-spin meanwhile and keep it from them. Ten times the time was reported for small operators.
+An operator finishes when its last thread does. Threads without a core wait for one, while threads that are
+done spin and keep the cores busy. Users report small operators that take ten times as long.
 
 Evidence
-The number of threads is above the number of cores, and steps with fewer threads are faster with the whole 95
-% interval above 1.05×. That measures the ceiling.
+There are more threads than cores, and steps with fewer threads are faster with the whole 95 % interval
+above 1.05×. The same steps give the ceiling.
 
 Fix
 Set the number before torch is imported, or in the script:
@@ -19,11 +20,11 @@ Set the number before torch is imported, or in the script:
 torch.set_num_threads(2)        # or OMP_NUM_THREADS=2 in the environment
 ```
 
-`flatout tune` tries it as the treatment `threads`. Loader workers use one thread each by themselves;
-libraries with threads of their own (OpenCV, BLAS) need their own setting there.
+`flatout tune` tries it as the treatment `threads`. Loader workers use one thread each by default; libraries
+with their own threads (OpenCV, BLAS) need their own setting there.
 
 Fix safety
-Reordered: sums are divided otherwise among threads, so that results differ by rounding.
+Reordered: sums are divided differently among threads, so results differ by rounding.
 """
 
 from __future__ import annotations

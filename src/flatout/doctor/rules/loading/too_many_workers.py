@@ -1,21 +1,21 @@
 """FO107 too-many-workers
 
 What it does
-Finds a training loader that is faster with fewer workers, or with none. More is not always better: 16
-workers took twice as long as one in a public report.
+Finds a training loader that is faster with fewer workers, or with none. More is not always better: in a
+public report, 16 workers took twice as long as one.
 
 Why it costs
-Workers that compute share the cores with the training process, and with each other: beyond the number of
+Workers that compute share the cores with the training process and with each other: beyond the number of
 cores they only take turns. Samples that are quick to make cost more to send between processes than to make.
-Each worker also holds a copy of whatever the dataset changes, and takes its time to start.
+Each worker also holds a copy of whatever the dataset changes, and takes time to start.
 
 Evidence
 Steps whose batches come from fewer workers, or from the training process itself, are faster with the whole
-95 % interval above 1.05×, and more so than steps with more workers. Fewer are tried where the step waits for
-its loader, or where the job has more workers than cores.
+95 % interval above 1.05×, and gain more than steps with more workers. Fewer workers are tried if the step
+waits for its loader, or if the job has more workers than cores.
 
 Fix
-Take the number that the finding names:
+Use the number that the finding names:
 
 ```python
 loader = DataLoader(dataset, batch_size=64, num_workers=1, persistent_workers=True)

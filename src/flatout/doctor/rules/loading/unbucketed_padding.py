@@ -1,31 +1,31 @@
 """FO104 unbucketed-padding
 
 What it does
-Finds ragged samples that are batched without regard to their length. Every sample is padded to the
-longest of its batch, and the model computes the padding like any other position.
+Finds ragged samples that are batched without regard to their length. Every sample is padded to the longest
+in its batch, and the model computes the padding like any other position.
 
 Why it costs
-One long sample in a batch sets the size of all of them: of samples with lengths spread evenly from 1 to
-N, batched at random, almost half of all positions are padding. Matrix products take time in proportion
-to positions, attention to their square, and none of it reaches the loss.
+One long sample sets the size of its whole batch: if lengths are spread evenly from 1 to N and batched at
+random, almost half of all positions are padding. Matrix products take time in proportion to positions,
+attention in proportion to their square, and none of it reaches the loss.
 
 Evidence
-Measured on the job's own samples: the share of padded positions as batched, and the share if batches
-were cut from the same samples sorted by length. At least 10 points must lie between them. The positions
-saved are weighed by the share of the step spent in the layers' own work (matrix products, attention,
-convolutions, normalisation), and at least 5 % of the step must remain; a job that takes as long on half
-its batch is left alone. The ceiling is measured: steps whose batches are cut to the length that sorted
-batches would have. Samples that are padded to one length by themselves hide their lengths; there the gain of
-steps whose batches are cut to their longest row is the evidence.
+Flatout measures two figures on the job's own samples: the share of padded positions as batched, and the
+share if batches were cut from the same samples sorted by length. They must differ by at least 10 points.
+The saved positions are weighted by the share of the step spent in the layers' own work (matrix products,
+attention, convolutions, normalisation), and at least 5 % of the step must remain; a job that takes as long
+on half its batch is left alone. The ceiling is measured: steps whose batches are cut to the length that
+sorted batches would have. Samples that are already padded to one length hide their real lengths; for those,
+the evidence is the gain of steps whose batches are cut to their longest row.
 
 Fix
 Draw batches from samples of similar length: shuffle, sort within chunks of some 50 batches, cut batches,
-shuffle the batches, and pass them as `batch_sampler`. Cutting by a budget of tokens instead of a number
-of samples fills the device evenly as well.
+shuffle the batches, and pass them as `batch_sampler`. Cutting by a token budget instead of a number of
+samples also fills the device evenly.
 
 Fix safety
-Lossy: each sample is still seen once per epoch, but batches have other members, so that gradients differ
-and a loss averaged over positions weighs samples differently. Compare loss curves.
+Lossy: each sample is still seen once per epoch, but batches have different members, so gradients differ and
+a loss averaged over positions weighs samples differently. Compare loss curves.
 """
 
 from __future__ import annotations

@@ -5,15 +5,15 @@ Finds a model that is called many times per step with one sample each. `[model(x
 range(batch)]` is the usual form; so is a loader of single samples whose gradients are accumulated.
 
 Why it costs
-A forward of one row reads every weight once to use it once, and launches as many kernels as a forward of
-a thousand rows. The device is then busy with launches and memory reads, and its arithmetic stands idle;
-so does the backward's, which has as many small pieces.
+A forward of one row reads every weight once to use it once, and launches as many kernels as a forward of a
+thousand rows. The device is then busy with launches and memory reads while its arithmetic units idle; the
+same holds for the backward, which has as many small pieces.
 
 Evidence
-One line calls a module that has parameters at least 8 times per step with a leading dimension of 1, at
-least half as often as the step has samples, and these calls hold at least 10 % of the step. Recurrent
-modules are left alone, as their leading dimension is time. The ceiling is measured: steps in which all rows
-go through the model in one call, or, where they cannot, steps without the loop.
+One line calls a module with parameters at least 8 times per step with a leading dimension of 1, at least
+half as often as the step has samples, and these calls hold at least 10 % of the step. Recurrent modules are
+left alone, because their leading dimension is time. The ceiling is measured: steps in which all rows go
+through the model in one call or, if they cannot, steps without the loop.
 
 Fix
 Stack the samples and call the model once:
@@ -22,12 +22,12 @@ Stack the samples and call the model once:
 outputs = model(torch.stack(samples))
 ```
 
-Pad samples of different lengths, or group them by length. With a loader, raise `batch_size` in place of
+Pad samples of different lengths, or group them by length. With a loader, raise `batch_size` instead of
 accumulating.
 
 Fix safety
-Reordered: the same rows, summed in another order. With batch normalisation it is lossy: the statistics
-are then taken over the batch instead of over one sample.
+Reordered: the same rows, summed in another order. With batch normalisation it is lossy: the statistics are
+then computed over the batch instead of over one sample.
 """
 
 from __future__ import annotations

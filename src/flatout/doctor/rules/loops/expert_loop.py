@@ -1,18 +1,18 @@
 """FO308 expert-loop
 
 What it does
-Finds a loop over experts, each of which is called with the rows that were routed to it.
+Finds a loop that calls experts one by one, each with the rows routed to it.
 
 Why it costs
-Every expert is a handful of small products and launches of its own, times experts, times layers, and so is
-its backward. Picking its rows by a mask makes the host wait for the GPU once per expert as well. Sorted by
-expert, all rows go through one grouped product. A rewrite that sorts once made the layer of one small model
-1.2 to 1.5 times as fast, bit for bit.
+Every expert costs a handful of small products and launches, times experts, times layers, and the same again
+in the backward. Selecting its rows by a mask also makes the host wait for the GPU once per expert. If rows
+are sorted by expert, all of them go through one grouped product. A rewrite that sorts once made the layer
+of one small model 1.2 to 1.5 times as fast, bit for bit.
 
 Evidence
-A line inside a loop calls at least 4 modules of a kind with different numbers of rows and holds at least 10
-% of the step. The ceiling is measured: steps without the loop, and what the device needs at its best for
-its arithmetic and bytes.
+A line inside a loop calls at least 4 modules of one kind with different numbers of rows and holds at least
+10 % of the step. The ceiling is measured: steps without the loop, plus what the device needs at its best
+for its arithmetic and bytes.
 
 Fix
 Sort the rows by expert, and multiply group by group in one call:

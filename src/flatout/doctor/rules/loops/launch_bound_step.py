@@ -1,24 +1,24 @@
 """FO305 launch-bound-step
 
 What it does
-Finds a training step in which the GPU waits for the host to launch its next kernel. The model's own forward,
-backward and optimizer take the host longer than the GPU, and no loop, loader or wait of the script explains
-it.
+Finds a training step in which the GPU waits for the host to launch its next kernel. The model's own
+forward, backward and optimizer take the host longer than the GPU, and no loop, loader or wait in the script
+explains it.
 
 Why it costs
 Python and torch need some 5 to 20 µs to launch a kernel. A kernel on a small tensor runs for 2 to 5 µs, so
 the GPU is idle for most of the step, however fast it is: the step takes as long as its launches.
 
 Evidence
-The host's time in forward, loss, backward and optimizer is longer than the GPU's kernels run, by at least
-20 % of the step, and the GPU is busy for less than 70 % of it. The kernels' own time, recorded by torch's
-profiler, is the ceiling: a step whose launches cost nothing takes as long as its kernels, the copies that
-run beside its launches, and what the host does outside the model. A finding that names a line and frees at
-least half as much takes the place of this one, and so does a Python loop in the model whose gain could not
-be measured.
+The host's time in forward, loss, backward and optimizer exceeds the run time of the GPU's kernels by at
+least 20 % of the step, and the GPU is busy for less than 70 % of it. The kernels' own time, recorded by
+torch's profiler, gives the ceiling: a step whose launches cost nothing takes as long as its kernels, the
+copies that run beside its launches, and what the host does outside the model. This finding is dropped if
+one that names a line frees at least half as much, or if the model contains a Python loop whose gain could
+not be measured.
 
 Fix
-By what the step is like:
+It depends on the step:
 
 - The same shapes in every step: `model = torch.compile(model, mode="reduce-overhead")` fuses small kernels
   and replays the rest as CUDA graphs, without launches.

@@ -1,16 +1,18 @@
 """FO307 looped-optimizer
 
 What it does
-Finds an optimizer that was told to update its parameters one by one, in a Python loop.
+Finds an optimizer that is set to update its parameters one by one, in a Python loop.
 
 Why it costs
-Adam makes a dozen calls for each tensor, and each call takes microseconds, however small the tensor is. Told
-to take lists (`foreach=True`) it makes a dozen calls for all of them together, fused (`fused=True`) one.
+Adam makes a dozen calls for each tensor, and each call takes microseconds, however small the tensor is.
+With lists (`foreach=True`) it makes a dozen calls for all of them together; fused (`fused=True`), it makes
+one.
 
 Evidence
-An optimizer of torch's was made with `foreach=False`, steps through at least 8 tensors and takes at least 5 %
-of the step. The ceiling is measured: steps with a fused update, or with lists where this optimizer has no
-fused one. On a CPU torch loops by itself, which is left alone here; `flatout tune` tries `fused=True` there.
+One of torch's optimizers was created with `foreach=False`, updates at least 8 tensors and takes at least 5
+% of the step. The ceiling is measured: steps with a fused update, or with lists if this optimizer has no
+fused one. On a CPU, torch loops by default, which this rule leaves alone; `flatout tune` tries `fused=True`
+there.
 
 Fix
 ```python

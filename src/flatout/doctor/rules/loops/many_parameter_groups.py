@@ -1,19 +1,19 @@
 """FO306 many-parameter-groups
 
 What it does
-Finds an optimizer that was given many parameter groups with the same options.
+Finds an optimizer with many parameter groups that have the same options.
 
 Why it costs
-Each group is updated by calls of its own, however small it is: a group for every tensor takes the optimizer
-back to one tensor at a time, although it could update lists of them. One detection model had 465 groups of 28
-different options; merging them took 23 % off its step.
+Each group is updated by separate calls, however small it is: one group per tensor takes the optimizer back
+to one tensor at a time, although it could update lists of them. One detection model had 465 groups with 28
+different sets of options; merging them took 23 % off its step.
 
 Evidence
-An optimizer of torch's has at least 8 groups more than it has different options, and takes at least 5 % of
-the step. The ceiling is measured: steps in which equal groups are updated as one.
+One of torch's optimizers has at least 8 more groups than different sets of options, and takes at least 5 %
+of the step. The ceiling is measured: steps in which groups with equal options are updated as one.
 
 Fix
-Collect the parameters by what their options are:
+Collect the parameters by their options:
 
 ```python
 groups = {}
@@ -27,7 +27,7 @@ optimizer = torch.optim.AdamW(
 
 Fix safety
 Exact: every parameter is updated by the same formula with the same options. The state of a saved optimizer
-counts groups, so that it no longer fits.
+depends on the number of groups, so it no longer loads.
 """
 
 from __future__ import annotations

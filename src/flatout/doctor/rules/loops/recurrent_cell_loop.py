@@ -2,18 +2,19 @@
 
 What it does
 Finds a recurrent cell that a Python loop calls once per time step. `nn.LSTMCell`, `nn.GRUCell` and
-`nn.RNNCell` do one step of one layer; `nn.LSTM`, `nn.GRU` and `nn.RNN` do the whole sequence in one call.
+`nn.RNNCell` compute one step of one layer; `nn.LSTM`, `nn.GRU` and `nn.RNN` compute the whole sequence in
+one call.
 
 Why it costs
-Each call multiplies the input and the hidden state by small matrices of its own, and makes its own
-backward nodes. Over a whole sequence the input's products do not depend on the hidden state: the
-sequence modules do them as one large product, and on a GPU cuDNN runs the rest as a few fused kernels
-instead of several launches per time step.
+Each call multiplies the input and the hidden state by small matrices and creates its own backward nodes.
+Over a whole sequence the input's products do not depend on the hidden state: the sequence modules compute
+them as one large product, and on a GPU cuDNN runs the rest as a few fused kernels instead of several
+launches per time step.
 
 Evidence
-One line calls cells at least 8 times per step, and these, with the backward nodes they make, hold at
-least 5 % of the step; where the calls' own time is unknown, the forward pass stands for it. The ceiling is
-measured: steps in which a sequence module of the same sizes takes the place of the loop, or, where it cannot,
+One line calls cells at least 8 times per step, and these calls, with the backward nodes they create, hold
+at least 5 % of the step; if the time of the calls is unknown, the forward pass stands in for it. The
+ceiling is measured: steps in which a sequence module of the same sizes replaces the loop or, if it cannot,
 steps without the loop.
 
 Fix
@@ -22,8 +23,8 @@ self.rnn = nn.LSTM(width, hidden, batch_first=True)
 outputs, state = self.rnn(x)                     # instead of a loop over cell(x[:, t], state)
 ```
 
-Weights carry over by name: `weight_ih` becomes `weight_ih_l0`. If each input depends on the output
-before it, as in decoding, the loop has to stay: capture it with `torch.compile` or a CUDA graph instead.
+Weights carry over by name: `weight_ih` becomes `weight_ih_l0`. If each input depends on the previous
+output, as in decoding, the loop has to stay: capture it with `torch.compile` or a CUDA graph instead.
 
 Fix safety
 Reordered: the same recurrence, summed in another order.

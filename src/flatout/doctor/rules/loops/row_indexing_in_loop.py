@@ -5,16 +5,16 @@ Finds a line that reads or writes a tensor row by row. `x[i]`, `x[b, t]` or `x[i
 many rows per step.
 
 Why it costs
-Each row is an operator call of its own, and if gradients flow through `x`, each call has a backward of
-its own that builds a gradient of the size of the **whole** of `x`, zero but for one row, and adds it to
-the others: N rows of an N-row tensor cost N² memory traffic. In one in-context RL job on an H200
-(batch 512) the step took 8.9 s with the rows taken in a loop and 0.0216 s with one gather.
+Each row is a separate operator call. If gradients flow through `x`, each call also has a backward that
+builds a gradient of the size of the **whole** of `x`, zero except for one row, and adds it to the others: N
+rows of an N-row tensor cost N² memory traffic. In one in-context RL job on an H200 (batch 512) the step
+took 8.9 s with rows indexed in a loop and 0.0216 s with one gather.
 
 Evidence
-One line of the job indexes at least 10 rows per step by its own calls, and these, with the backward nodes
-they make, hold at least 3 % of the step. What libraries index inside is not counted, nor what a dataset
-or a collate function reads for each sample. The ceiling is measured: steps without the block that holds the
-line, forward and backward, and what the device needs at its best for the block's arithmetic and bytes.
+One line of the job itself indexes at least 10 rows per step, and these calls, with the backward nodes they
+create, hold at least 3 % of the step. Indexing inside libraries does not count, nor does what a dataset or
+a collate function reads for each sample. The ceiling is measured: steps without the block that contains the
+line, forward and backward, plus what the device needs at its best for the block's arithmetic and bytes.
 
 Fix
 Take all rows in one call:
@@ -24,10 +24,10 @@ rows = x[torch.arange(batch, device=x.device), last]   # instead of [x[b, last[b
 rows = torch.gather(x, 1, index)                       # any rows, in any order, with one backward
 ```
 
-Where a loop must stay, `x.unbind(0)` makes all rows at once and has one backward for all of them.
+If a loop must stay, `x.unbind(0)` creates all rows at once, with one backward for all of them.
 
 Fix safety
-Reordered where gradients flow: they are summed in another order, which can change their last bits. Exact
+Reordered if gradients flow: they are summed in another order, which can change their last bits. Exact
 otherwise.
 """
 

@@ -1,17 +1,17 @@
 """FO309 sequential-variants
 
 What it does
-Finds models of equal shapes that are called one after the other on batches of equal size.
+Finds models of equal shapes that are called one after another on batches of equal size.
 
 Why it costs
-Members of an ensemble, adapters on one base and trials of a search are the same arithmetic with other
-weights. One after the other, each launches its own kernels on a small part of the device. Stacked, one
-launch serves them all.
+Members of an ensemble, adapters on one base and trials of a search are the same arithmetic with different
+weights. One after another, each launches its own kernels on a small part of the device. Stacked, one launch
+serves them all.
 
 Evidence
-One line calls at least 4 modules with parameters of the same shapes, none of which is given another one's
+One line calls at least 4 modules with parameters of the same shapes, none of which takes another one's
 result, and they hold at least 20 % of the step. There is no arm: what a model computes and trains has to
-stay, and only stacking it shows what is saved.
+stay, and only stacking the models shows the gain.
 
 Fix
 Stack the members and map over them:
@@ -21,7 +21,7 @@ weights, buffers = torch.func.stack_module_state(members)
 outputs = torch.func.vmap(run_one, in_dims=(0, 0, None))(weights, buffers, x)
 ```
 
-For adapters on one base `flatout adapt` trains many in one pass, and for populations `flatout evolve` does.
+To train many adapters on one base in one pass, use `flatout adapt`; for populations, use `flatout evolve`.
 
 Fix safety
 Reordered: the same products, summed in another order.

@@ -1,24 +1,24 @@
 """FO301 tensor-created-in-loop
 
 What it does
-Finds a line that creates many small tensors in every step. `torch.tensor([kind], device=device)` in a
-loop over samples or positions is the usual form.
+Finds a line that creates many small tensors in every step. `torch.tensor([kind], device=device)` in a loop
+over samples or positions is the usual form.
 
 Why it costs
-A creation costs microseconds on a CPU and some tens of them on a GPU, where each also copies its few
-bytes across the bus and waits for them, however small the tensor is. In one in-context RL job on an H200
-(batch 512) a step of 12.9 s fell to 8.9 s when only the creations in its loop were removed.
+Creating a tensor costs microseconds on a CPU and tens of microseconds on a GPU, where each creation also
+copies its few bytes across the bus and waits for them, however small the tensor is. In one in-context RL
+job on an H200 (batch 512), a step of 12.9 s fell to 8.9 s when only the creations in its loop were removed.
 
 Evidence
-One line of the job creates at least 10 tensors per step by its own calls, and these hold at least 2 % of
-the step. What libraries create inside is not counted, nor what a dataset or a collate function makes for
-each sample. The share shown adds what is computed from such tensors and parameters alone, forward and
-backward (the embedding of a constant, say), since that goes away with the creation. Time on the host
-counts on a GPU only as far as the GPU is idle. The ceiling is measured: steps without the block that holds
-the line, forward and backward, and what the device needs at its best for its arithmetic and bytes.
+One line of the job itself creates at least 10 tensors per step, and these calls hold at least 2 % of the
+step. Creations inside libraries do not count, nor does what a dataset or a collate function makes for each
+sample. The share includes what is computed only from such tensors and parameters, forward and backward (the
+embedding of a constant, for example), because that disappears with the creation. On a GPU, host time counts
+only while the GPU is idle. The ceiling is measured: steps without the block that contains the line, forward
+and backward, plus what the device needs at its best for its arithmetic and bytes.
 
 Fix
-Create once, outside the loop, or build the whole thing from one array:
+Create the tensor once, outside the loop, or build everything from one array:
 
 ```python
 kinds = torch.tensor([sample.kind for sample in samples], device=device)  # one creation

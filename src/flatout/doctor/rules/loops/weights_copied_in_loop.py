@@ -1,16 +1,16 @@
 """FO310 weights-copied-in-loop
 
 What it does
-Finds a line that writes many parameters of a model over in every step.
+Finds a line that overwrites many parameters of a model in every step.
 
 Why it costs
-`model.load_state_dict(...)` and `parameter.copy_(...)` copy every weight, one call for each tensor. In a
-loop over adapters, members or tasks, the whole model is copied for every one of them: memory traffic of the
-size of the model, and calls that grow with its depth.
+`model.load_state_dict(...)` and `parameter.copy_(...)` copy every weight, one call per tensor. In a loop
+over adapters, members or tasks, the whole model is copied for each of them: memory traffic the size of the
+model, and calls that grow with its depth.
 
 Evidence
-One line copies into at least 10 parameters per step, inside `load_state_dict` or by its own calls, and
-holds at least 3 % of the step. The ceiling is measured: steps without the block that holds the line.
+One line copies into at least 10 parameters per step, inside `load_state_dict` or directly, and holds at
+least 3 % of the step. The ceiling is measured: steps without the block that contains the line.
 
 Fix
 Keep one model per variant, or call one model with other weights without copying them:
@@ -19,7 +19,7 @@ Keep one model per variant, or call one model with other weights without copying
 outputs = torch.func.functional_call(model, variant, (x,))       # no copy
 ```
 
-A target network is brought up to date every hundredth step, or by one call for all tensors:
+Update a target network every hundredth step, or with one call for all tensors:
 `torch._foreach_lerp_(targets, parameters, 0.005)`. For many adapters on one base, see `flatout adapt`.
 
 Fix safety

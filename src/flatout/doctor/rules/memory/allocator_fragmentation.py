@@ -1,24 +1,24 @@
 """FO503 allocator-fragmentation
 
 What it does
-Finds a job whose free GPU memory lies in pieces that do not fit what is asked for.
+Finds a job whose free GPU memory is split into pieces that are too small for its requests.
 
 Why it costs
-Tensors of changing sizes leave holes. When no hole fits, the allocator waits for the GPU, gives everything
-it keeps back to the driver and asks anew: a step that takes several times as long, and an out-of-memory
-error although memory is free.
+Tensors of changing sizes leave holes. If no hole fits, the allocator waits for the GPU, returns its whole
+cache to the driver and asks again: such a step takes several times as long, and the job can run out of
+memory although memory is free.
 
 Evidence
-On a GPU, allocations had to be retried, or the allocator keeps at least a quarter of the device's memory
-that no tensor uses while it holds nine tenths of it. There is no share and no ceiling: the steps in which
-it happens are not the typical ones.
+On a GPU, allocations had to be retried, or the allocator holds nine tenths of the device's memory while no
+tensor uses at least a quarter of it. There is no share and no ceiling: the steps in which it happens are
+not typical.
 
 Fix
 ```bash
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py
 ```
 
-Pad sequences to a few lengths, and let the longest batch come first.
+Pad sequences to a few lengths, and run the longest batch first.
 
 Fix safety
 Exact: only addresses change.

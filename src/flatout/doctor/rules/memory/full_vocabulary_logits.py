@@ -1,27 +1,27 @@
 """FO506 full-vocabulary-logits
 
 What it does
-Finds logits over a whole vocabulary, in 32 bits, that hold much of the memory.
+Finds 32-bit logits over a whole vocabulary that take much of the memory.
 
 Why it costs
-Batch times length times vocabulary, at four bytes: 8 sequences of 2,048 tokens over 128,000 words are 8
-GiB, once as logits, once as their softmax and once as their gradient. They set the peak, and with it the
-largest batch that fits.
+Logits take batch times length times vocabulary numbers of four bytes: 8 sequences of 2,048 tokens over
+128,000 words are 8 GiB, once as logits, once as their softmax and once as their gradient. They set the
+peak, and with it the largest batch that fits.
 
 Evidence
-Tensors of float32 whose last dimension is at least 16,384 and which one step makes hold at least 40 % of
-the peak of the memory. The line is the one that makes the first of them. There is no share and no ceiling:
-the cost is memory, and computing the loss in pieces is not faster.
+float32 tensors with a last dimension of at least 16,384, all made in one step, hold at least 40 % of the
+peak memory. The reported line makes the first of them. There is no share and no ceiling: the cost is
+memory, and computing the loss in pieces is not faster.
 
 Fix
-Compute the loss in pieces, each of which is checkpointed, or by a fused kernel that never writes the logits:
+Compute the loss in pieces and checkpoint each, or use a fused kernel that never writes the logits:
 
 ```python
 pieces = zip(hidden.split(1024), labels.split(1024))
 loss = sum(checkpoint(loss_of, piece, label, use_reentrant=False) for piece, label in pieces)
 ```
 
-Ask for the positions that are scored alone: `model(..., logits_to_keep=n)` in transformers.
+Compute logits only for the positions that are scored: `model(..., logits_to_keep=n)` in transformers.
 
 Fix safety
 Reordered: the same sum in another order.

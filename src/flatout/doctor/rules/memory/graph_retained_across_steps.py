@@ -1,20 +1,19 @@
 """FO501 graph-retained-across-steps
 
 What it does
-Finds a value that keeps the autograd graphs of earlier steps alive. `losses.append(loss)` and
-`total = total + loss` keep not a number but the graph that computed it, with every activation that graph
-has saved; a recurrent state carried over without `detach()` does the same.
+Finds a value that keeps the autograd graphs of earlier steps alive. `losses.append(loss)` and `total =
+total + loss` keep not just a number but the graph that computed it, with every activation that graph has
+saved; a recurrent state carried over without `detach()` does the same.
 
 Why it costs
-Memory grows with every step until the job dies of it, often hours in. On the way the allocator has less
-and less to reuse, and a graph that is later walked, by a backward through the carried state, takes
-longer with every step.
+Memory grows with every step until the job runs out of it, often after hours. On the way, the allocator has
+less and less to reuse, and a backward through a carried state walks a longer graph with every step.
 
 Evidence
-Over the watched steps a graph reachable from a live value grew by whole nodes per step, or tensors that
-hold a graph stayed alive at least every other step and their bytes grew. The place is the line that puts
-them into what holds them, where that is known. There is no share and no ceiling: the cost is memory. On
-a GPU the finding says in how many steps it is full.
+Over the watched steps, a graph reachable from a live value grew by whole nodes per step, or tensors that
+hold a graph stayed alive in at least every other step and their bytes grew. The reported line puts them
+into whatever holds them, if that is known. There is no share and no ceiling: the cost is memory. On a GPU
+the finding says in how many steps the memory is full.
 
 Fix
 Keep the number, not the graph:
@@ -25,7 +24,7 @@ state = tuple(part.detach() for part in state)
 ```
 
 Fix safety
-Exact, as long as no later backward is meant to reach the earlier steps.
+Exact, as long as no later backward is meant to reach earlier steps.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """FO502 near-out-of-memory
 
 What it does
-Finds a job whose tensors fill the GPU to a few percent.
+Finds a job whose tensors fill the GPU's memory to within a few percent.
 
 Why it costs
-A longer sequence, an evaluation or a second process ends the job, often hours in. On the way there the
-allocator gives its cache back and asks the driver again, which stops the GPU.
+A longer sequence, an evaluation or a second process ends the job, often after hours. On the way there, the
+allocator releases its cache and asks the driver again, which stops the GPU.
 
 Evidence
-On a GPU, the peak of allocated memory is at least 94 % of what the device has. There is no share and no
-ceiling: the cost is the job.
+On a GPU, the peak of allocated memory is at least 94 % of the device's memory. There is no share and no
+ceiling: what is at stake is the whole job.
 
 Fix
-Take a smaller batch and accumulate, checkpoint activations, or shard the optimizer's state:
+Use a smaller batch and accumulate gradients, checkpoint activations, or shard the optimizer's state:
 
 ```python
 loader = DataLoader(dataset, batch_size=16)               # instead of 32

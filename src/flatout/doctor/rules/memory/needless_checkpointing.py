@@ -1,18 +1,18 @@
 """FO504 needless-checkpointing
 
 What it does
-Finds activation checkpointing in a job that has the memory to keep its activations.
+Finds activation checkpointing in a job that has enough memory to keep its activations.
 
 Why it costs
-A checkpointed part of the model is computed twice: once forward, and once more when the backward pass comes
-to it. That is a quarter of the step where the whole model is checkpointed, and it buys memory that is not
-needed here.
+A checkpointed part of the model is computed twice: once in the forward, and again when the backward pass
+reaches it. That is a quarter of the step if the whole model is checkpointed, and it saves memory that the
+job does not need.
 
 Evidence
-The model calls `torch.utils.checkpoint`, and the peak of the memory, once more for each checkpointed part,
-fits into 80 % of what there is: while a part is computed again all its activations are there at once. The
-ceiling is measured: steps that keep their activations. Where that bound does not fit, memory may need the
-checkpoints, and nothing is said.
+The model calls `torch.utils.checkpoint`, and the peak memory, added once more for each checkpointed part,
+fits into 80 % of the available memory: while a part is recomputed, all its activations exist at once. The
+ceiling is measured: steps that keep their activations. If that bound does not fit, the job may need its
+checkpoints, and there is no finding.
 
 Fix
 ```python
@@ -23,7 +23,7 @@ model.gradient_checkpointing_disable()             # transformers; Trainer(gradi
 `flatout plan` says which batch fits without checkpoints.
 
 Fix safety
-Exact: the same numbers are kept instead of computed again.
+Exact: the same numbers are kept instead of recomputed.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """FO802 blocking-checkpoint
 
 What it does
-Finds checkpoints for which training stops a tenth of the time or more.
+Finds checkpoints that stop training for a tenth of the time or more.
 
 Why it costs
-`torch.save` copies every tensor to the host, turns it into bytes and waits for the disk. A model with
-Adam's state is some 12 bytes per parameter: a billion parameters are 12 GB, at 1 GB/s twelve seconds in
-which nothing trains.
+`torch.save` copies every tensor to the host, serialises it and waits for the disk. A model with Adam's
+state takes some 12 bytes per parameter: a billion parameters are 12 GB, which at 1 GB/s means twelve
+seconds in which nothing trains.
 
 Evidence
-Steps that take several times the usual are looked into: the training thread's stack, some 25 times a
-second over the whole run, shows the line that saves. The share is of the job's time after set-up, spread
-over the steps in which it was seen, or over an epoch where it comes with each. The ceiling is the job
-with that time for nothing.
+Steps that take several times as long as usual are examined: stack samples of the training thread, about 25
+per second over the whole run, show the line that saves. The share is of the job's time after set-up, spread
+over the steps in which it was seen, or over an epoch if it recurs every epoch. The ceiling is the speed-up
+of the job if that time cost nothing.
 
 Fix
 Save less often, or copy the state first and write it from another thread:
@@ -27,8 +27,8 @@ threading.Thread(target=torch.save, args=(state, path)).start()
 Save frozen weights once, not with every checkpoint.
 
 Fix safety
-Exact: the numbers stay the same. A crash while a file is written loses that checkpoint, so keep the one
-before.
+Exact: the numbers stay the same. A crash while a file is being written loses that checkpoint, so keep the
+previous one.
 """
 
 from __future__ import annotations

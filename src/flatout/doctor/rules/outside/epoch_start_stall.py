@@ -4,17 +4,17 @@ What it does
 Finds epochs whose start takes a tenth of the job or more, before the first batch arrives.
 
 Why it costs
-`iter(loader)` draws the order of all samples, and the first batch is made while nothing trains. A
-sampler that works through a long Python list, or a dataset that opens its files anew, does so at every
-epoch. Workers that start again are a cause of their own: respawned-workers.
+`iter(loader)` draws the order of all samples, and the first batch is made while nothing trains. A sampler
+that works through a long Python list, or a dataset that reopens its files, does so in every epoch. Workers
+that are started again are a separate cause: respawned-workers.
 
 Evidence
-The first step of an epoch takes longer than the others, and the looks at the training thread's stack
-find it in the loader. The share is of the job's time after set-up, spread over an epoch. The ceiling is
-the job with that time for nothing.
+The first step of an epoch takes longer than the others, and stack samples of the training thread find it in
+the loader. The share is of the job's time after set-up, spread over an epoch. The ceiling is the speed-up
+of the job if that time cost nothing.
 
 Fix
-Prepare what an epoch needs once, or make one epoch of several:
+Prepare what an epoch needs once, or combine several epochs into one:
 
 ```python
 order = torch.randperm(len(dataset)).tolist()           # instead of random.shuffle over a list of samples
@@ -22,7 +22,7 @@ loader = DataLoader(dataset, sampler=RandomSampler(dataset, num_samples=10 * len
 ```
 
 Fix safety
-Lossy: the order of the samples changes, and with a longer epoch what counts as one.
+Lossy: the order of the samples changes and, with a longer epoch, so does what counts as one.
 """
 
 from __future__ import annotations

@@ -5,17 +5,17 @@ Finds evaluations that take a tenth of the job or more. They run between trainin
 them.
 
 Why it costs
-Nothing trains meanwhile. An evaluation of the whole held-out set every few hundred steps easily takes
-longer than those steps, and it is often left at small batches, with gradients on, on one process.
+Nothing trains meanwhile. Evaluating the whole held-out set every few hundred steps easily takes longer than
+those steps, and evaluation often runs with small batches, with gradients on, in one process.
 
 Evidence
-Steps that take several times the usual are looked into: the training thread's stack, some 25 times a
-second over the whole run, names the outermost line that no typical step has on its stack. The share is
-of the job's time after set-up, spread over the steps in which it was seen, or over an epoch where it
-comes with each. The ceiling is the job with that time for nothing.
+Steps that take several times as long as usual are examined: stack samples of the training thread, about 25
+per second over the whole run, name the outermost line that no typical step has on its stack. The share is
+of the job's time after set-up, spread over the steps in which it was seen, or over an epoch if it recurs
+every epoch. The ceiling is the speed-up of the job if that time cost nothing.
 
 Fix
-Evaluate less often, or on a fixed part of the set, and let it run as fast as it can:
+Evaluate less often or on a fixed part of the set, and make the evaluation fast:
 
 ```python
 @torch.inference_mode()
@@ -27,8 +27,7 @@ if step % 5000 == 0:
 ```
 
 Fix safety
-Lossy: the training stays the same, but the curve has fewer or noisier points, and early stopping follows
-it.
+Lossy: training stays the same, but the curve has fewer or noisier points, and early stopping depends on it.
 """
 
 from __future__ import annotations

@@ -4,18 +4,18 @@ What it does
 Finds rollouts, games or generations that take a tenth of the job or more, between training steps.
 
 Why it costs
-The model is asked for one action or one token at a time, and the simulator answers in Python. Each call
-has a single row, so the device does next to nothing while the host is busy.
+The model is asked for one action or one token at a time, and the simulator answers in Python. Each call has
+a single row, so the device does almost nothing while the host is busy.
 
 Evidence
-Steps that take several times the usual are looked into: the training thread's stack, some 25 times a
-second over the whole run, names the outermost line that no typical step has on its stack; models are
+Steps that take several times as long as usual are examined: stack samples of the training thread, about 25
+per second over the whole run, name the outermost line that no typical step has on its stack; models are
 called there, and no loader is trained on. The share is of the job's time after set-up, spread over the
-steps in which it was seen. The ceiling is the job with that time for nothing.
+steps in which it was seen. The ceiling is the speed-up of the job if that time cost nothing.
 
 Fix
-Play many games at once, so that one call of the model serves all of them, or play in other processes
-while this one trains:
+Play many games at once, so that one model call serves all of them, or play in other processes while this
+one trains:
 
 ```python
 actions = policy(states)                 # [games, state], one call for all of them
@@ -23,8 +23,8 @@ states, rewards = games.step(actions)    # a simulator over arrays, or gymnasium
 ```
 
 Fix safety
-Lossy: the random numbers are drawn in another order, and rollouts made while training goes on are a step
-old.
+Lossy: random numbers are drawn in another order, and rollouts made during training use weights that are a
+step old.
 """
 
 from __future__ import annotations

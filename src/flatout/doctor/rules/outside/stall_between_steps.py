@@ -1,17 +1,17 @@
 """FO805 stall-between-steps
 
 What it does
-Finds other work of your own that comes every so many steps and takes a tenth of the job or more.
+Finds other work in your code that recurs every few steps and takes a tenth of the job or more.
 
 Why it costs
-Figures, logs, uploads and clean-ups run between two steps while nothing trains. Each looks rare, and
-none is in the step's own figures.
+Figures, logs, uploads and clean-ups run between two steps while nothing trains. Each seems rare, and none
+of them shows up in the step's own figures.
 
 Evidence
-Steps that take several times the usual are looked into: the training thread's stack, some 25 times a
-second over the whole run, names the outermost line that no typical step has on its stack. It neither
-calls a model nor saves one. The share is of the job's time after set-up, spread over the steps in which
-it was seen. The ceiling is the job with that time for nothing.
+Steps that take several times as long as usual are examined: stack samples of the training thread, about 25
+per second over the whole run, name the outermost line that no typical step has on its stack. It neither
+calls a model nor saves one. The share is of the job's time after set-up, spread over the steps in which it
+was seen. The ceiling is the speed-up of the job if that time cost nothing.
 
 Fix
 Do it less often, or hand it to another thread:
@@ -22,7 +22,7 @@ writer.submit(draw_figure, losses.copy())
 ```
 
 Fix safety
-Lossy: what the line does is yours, and doing it less often changes what it does.
+Lossy: only you know what the line is for, and doing it less often changes what it does.
 """
 
 from __future__ import annotations

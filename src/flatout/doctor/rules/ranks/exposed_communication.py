@@ -4,14 +4,14 @@ What it does
 Finds time in which ranks exchange gradients and compute nothing.
 
 Why it costs
-Gradients can be exchanged while backward still computes those of earlier layers. What is left when backward
-ends is paid by every GPU of the job in every step.
+Gradients can be exchanged while backward still computes those of earlier layers. Every GPU of the job
+waits, in every step, for what is left when backward ends.
 
 Evidence
-Steps in which DistributedDataParallel exchanges nothing, interleaved with steps as they are; of the slowest
-rank, for which nobody waits. Where that cannot be run (FSDP, static graphs): the profiler's time in which a
-collective was under way and nothing computed, of the rank that has least of it, since the others wait there
-for stragglers too. At least 5 % of the step.
+Flatout interleaves steps in which DistributedDataParallel exchanges nothing with ordinary steps, and takes
+the slowest rank, which waits for no other. If that cannot run (FSDP, static graphs), it uses the profiler's
+time in which a collective was running and nothing computed, of the rank that has least of it, because the
+others also wait there for stragglers. The result is at least 5 % of the step.
 
 Fix
 Exchange less often, or fewer bytes, or earlier:
@@ -24,8 +24,8 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 model.register_comm_hook(None, default_hooks.bf16_compress_hook)   # half of the bytes
 ```
 
-A larger batch per GPU has more computation to hide the same exchange behind. Buckets of the usual 25 MB begin
-early; one bucket of the whole model begins when backward ends.
+A larger batch per GPU gives more computation to hide the same exchange behind. Buckets of the default 25 MB
+start early; one bucket of the whole model starts only when backward ends.
 
 Fix safety
 Lossy: accumulation changes the batch of a step, and compressed gradients are rounded.

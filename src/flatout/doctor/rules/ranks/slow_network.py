@@ -4,18 +4,19 @@ What it does
 Finds an exchange that is slower than the links between nodes, and nodes with a slow link.
 
 Why it costs
-An all-reduce goes through every node, so it is as fast as the slowest link. Half of the bandwidth is twice
-the exchange, for all GPUs of the job.
+An all-reduce goes through every node, so it is as fast as the slowest link. Half the bandwidth means twice
+the exchange time, for all GPUs of the job.
 
 Evidence
-An all-reduce of two sizes between two steps. The time that the larger one takes more is bandwidth without
-latency. The link's nominal speed is that of the system: the rates of InfiniBand ports, else the speed of the
-network card. Found are less than half of that speed over several nodes, and nodes whose link has less than
-half of the others' median. Where the system does not say a speed, the measured figure is shown and nothing is
-found. No arm gives a job another network, so there is no ceiling.
+Flatout times an all-reduce of two sizes between two steps; the extra time of the larger one gives the
+bandwidth without latency. The link's nominal speed comes from the system: the rates of InfiniBand ports, or
+else the speed of the network card. There is a finding if several nodes reach less than half of that speed,
+and for nodes whose link has less than half of the other nodes' median. If the system does not report a
+speed, the measured figure is shown without a finding. No arm gives a job another network, so there is no
+ceiling.
 
 Fix
-See which device the exchange uses, and why it is not the fast one:
+Check which device the exchange uses, and why it is not the fast one:
 
 ```bash
 NCCL_DEBUG=INFO torchrun ... | grep "Using network"   # Socket where IB was expected
@@ -24,7 +25,7 @@ ethtool eth1 | grep Speed                             # a port that agreed on le
 ```
 
 Fix safety
-Exact: the same bytes take another way.
+Exact: the same bytes take another route.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """FO701 straggler-rank
 
 What it does
-Finds a rank for which the others wait in every step.
+Finds a rank that the others wait for in every step.
 
 Why it costs
-Ranks meet when gradients are exchanged. All of them take as long as the slowest, so what one rank does more
-than the others costs the whole job, however many GPUs it has.
+Ranks meet when gradients are exchanged. All of them take as long as the slowest, so extra work on one rank
+costs the whole job, however many GPUs it has.
 
 Evidence
-What each rank does on its own, outside backward and the optimizer, where it waits for the others. The
-slowest takes at least 1.1 times the median of the others, and the difference is at least 5 % of the step. No
-arm takes a rank's extra work away, so there is a share and no ceiling.
+Flatout compares what each rank does on its own, outside backward and the optimizer, where it waits for the
+others. The slowest takes at least 1.1 times the median of the others, and the difference is at least 5 % of
+the step. No arm removes a rank's extra work, so there is a share and no ceiling.
 
 Fix
-See in which phase the rank differs. A longer wait: its shard or its disk; a longer forward: its batches are
-larger or longer; a longer rest: logging, evaluation or checkpoints that only this rank does:
+See in which phase the rank differs. A longer wait points to its shard or its disk; a longer forward to
+larger or longer batches; a longer rest to logging, evaluation or checkpoints that only this rank does:
 
 ```python
 sampler = DistributedSampler(dataset, drop_last=True)   # equal shards
@@ -23,7 +23,7 @@ if rank == 0 and step % 1000 == 0:                      # seldom, or in a thread
 ```
 
 Fix safety
-Lossy: balanced shards change which samples meet in a batch.
+Lossy: balanced shards change which samples share a batch.
 """
 
 from __future__ import annotations

@@ -4,16 +4,16 @@ What it does
 Finds a job that trains with autograd's anomaly detection on.
 
 Why it costs
-It keeps a Python stack for every operation of the forward pass and looks for NaN in every gradient: a
-debugging aid that makes steps of many small operations several times as long, and waits for the GPU at each
+It keeps a Python stack for every operation of the forward pass and searches every gradient for NaN. This
+debugging aid makes steps of many small operations take several times as long, and waits for the GPU at each
 check.
 
 Evidence
-Anomaly detection was on when a backward pass began. The line is the one that names it, an argument of a
-framework's trainer included. The ceiling is measured: steps with it off.
+Anomaly detection was on when a backward pass began. The reported line is the one that turns it on,
+including an argument of a framework's trainer. The ceiling is measured: steps with it off.
 
 Fix
-Turn it on for the run that looks for a NaN, and off again:
+Turn it on only for the run that looks for a NaN:
 
 ```python
 torch.autograd.set_detect_anomaly(False)
@@ -21,7 +21,7 @@ trainer = Trainer(detect_anomaly=False)   # Lightning
 ```
 
 Fix safety
-Exact: the numbers stay the same. A NaN is no longer reported where it arises.
+Exact: the numbers stay the same. A NaN is no longer reported at the operation that produces it.
 """
 
 from __future__ import annotations

@@ -4,17 +4,17 @@ What it does
 Finds a call of `torch.cuda.empty_cache()` that the training loop makes in every step.
 
 Why it costs
-torch keeps freed memory to hand it out again. `empty_cache()` gives it back to the driver, for which it has
-to wait until the GPU is done; the next step asks the driver for the same memory, in calls of a millisecond
-each. It frees no memory that the job itself could not use. Removing it from the step of a moving average
-made one diffusion training 2 to 2.5 times as fast.
+torch keeps freed memory to reuse it. `empty_cache()` returns it to the driver, which has to wait until the
+GPU is done; the next step asks the driver for the same memory, in calls of a millisecond each. The call
+frees no memory that the job itself could not reuse. Removing it from the step of a moving average made one
+diffusion training 2 to 2.5 times as fast.
 
 Evidence
-On a GPU, a line of the user's calls it at least once per step. The ceiling is measured: steps in which the
+On a GPU, a line of your code calls it at least once per step. The ceiling is measured: steps in which the
 call does nothing.
 
 Fix
-Remove the call. Where memory is short because freed blocks do not fit, let segments grow instead:
+Remove the call. If memory runs short because freed blocks do not fit, let segments grow instead:
 
 ```bash
 PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py

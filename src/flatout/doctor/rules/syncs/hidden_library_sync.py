@@ -1,21 +1,21 @@
 """FO222 hidden-library-sync
 
 What it does
-Finds calls of a library that make the host wait for the GPU inside, where nobody sees it.
+Finds library calls that make the host wait for the GPU internally, where your code does not show it.
 
 Why it costs
 A distribution that validates its arguments, a metric that checks its input for NaN, an attention mask that
-asks whether it is all ones: each reads a number back from the GPU, and the queue of kernels runs dry while
-the host waits. An argument of the library often turns the check off.
+checks whether it is all ones: each reads a number back from the GPU, and the queue of kernels runs dry
+while the host waits. The library often has an argument that turns the check off.
 
 Evidence
-On a GPU: a line of the user's calls a library that waits at least once per step, by `item`, `bool`,
-`nonzero` and their like, and the profiler saw the GPU idle for at least 5 % of the step in gaps that follow
-a wait. The library's own line is named. Waits of optimizers and gradient scalers are left out. There is no
-arm: a library's path may depend on what it reads.
+On a GPU: a line of your code calls a library that waits at least once per step, through `item`, `bool`,
+`nonzero` or similar, and the profiler saw the GPU idle for at least 5 % of the step in gaps that follow a
+wait. The finding names the library's own line. Waits of optimizers and gradient scalers are not counted.
+There is no arm: what a library reads may decide what it does next.
 
 Fix
-Tell the library not to look:
+Turn the check off:
 
 ```python
 Categorical(logits=logits, validate_args=False)           # torch.distributions

@@ -1,16 +1,16 @@
 """FO226 mask-indexing
 
 What it does
-Finds a line that picks rows by a mask many times per step, each of which waits for the GPU.
+Finds a line that selects rows by a mask many times per step, waiting for the GPU each time.
 
 Why it costs
-How many rows `x[mask]` has is known only when the GPU has counted them, so that the host waits for all work
-that was queued before, for each mask again. A loop over experts, classes or layers pays it once per turn.
+The number of rows in `x[mask]` is known only when the GPU has counted them, so the host waits for all
+queued work, again for each mask. A loop over experts, classes or layers pays this once per iteration.
 
 Evidence
 On a GPU, one line indexes with a mask, or calls `nonzero`, `masked_select` or `unique`, at least 4 times
 per step, and the profiler saw the GPU idle for at least 5 % of the step in gaps that follow a wait. The
-ceiling is measured: steps without the block that holds the line.
+ceiling is measured: steps without the block that contains the line.
 
 Fix
 Keep the shape and mask the result, or sort once and split by counts that are read once:

@@ -1,19 +1,19 @@
 """FO221 per-sample-lookup
 
 What it does
-Finds a line that looks up each sample of a batch with a search of its own.
+Finds a line that looks up each sample of a batch with a separate search.
 
 Why it costs
 `[(table == value).nonzero().item() for value in batch]` compares the whole table with one value, lists the
-matches and reads the first, once for each sample. On a GPU every `nonzero` and every `item` waits for all
-work that was queued before. Dozens of diffusion examples look up their time steps like this.
+matches and reads the first, once per sample. On a GPU every `nonzero` and every `item` waits for all queued
+work. Dozens of diffusion examples look up their time steps like this.
 
 Evidence
-One line calls `nonzero` or `argwhere` and reads a number at least 8 times per step, and it holds at least 3 %
-of the step. The ceiling is measured: steps without the block that holds the line.
+One line calls `nonzero` or `argwhere` and reads a number at least 8 times per step, and it holds at least 3
+% of the step. The ceiling is measured: steps without the block that contains the line.
 
 Fix
-Look all of them up at once, in a table that is built once:
+Look up all samples at once, in a table that is built once:
 
 ```python
 index = torch.searchsorted(timesteps, batch)      # timesteps in rising order

@@ -4,11 +4,11 @@ What it does
 Finds a call of `torch.cuda.synchronize()` that the training loop makes in every step.
 
 Why it costs
-The host normally runs ahead of the GPU and queues kernels for it. This call drains the queue: when it returns
-the GPU has nothing to run, and idles until the host has launched the next kernels.
+The host normally runs ahead of the GPU and queues kernels for it. This call drains the queue: when it
+returns, the GPU has nothing to run and idles until the host has launched the next kernels.
 
 Evidence
-On a GPU, a line of the user's calls it at least once per step. The ceiling is measured: steps in which the
+On a GPU, a line of your code calls it at least once per step. The ceiling is measured: steps in which the
 call does nothing.
 
 Fix

@@ -1,21 +1,21 @@
 """FO902 dead-parameters
 
 What it does
-Finds parameters that an optimizer is given and that never get a gradient. The line is the `forward` of the
-module of yours that holds them.
+Finds parameters that an optimizer updates but that never get a gradient. The reported line is the `forward`
+of your module that holds them.
 
 Why it costs
-They are not trained: a layer that `forward` forgot, a branch behind a `detach`, a head that no loss reads.
-They take memory, and in a job of several ranks the exchange of gradients waits for them, or fails.
+They are not trained: `forward` forgot a layer, a branch is behind a `detach`, or no loss reads a head. They
+take memory, and in a job of several ranks the exchange of gradients waits for them, or fails.
 
 Evidence
-In none of at least eight steps had they a gradient, though they ask for one (`requires_grad`) and other
-parameters of the same optimizer got theirs. Frozen parameters are not dead. Parameters that are used once in
-many steps, such as an expert that is seldom chosen, had no gradient in the steps that were seen: the finding
-says how many those were.
+They had no gradient in any of at least eight steps, although they require one (`requires_grad`) and other
+parameters of the same optimizer got theirs. Frozen parameters are not dead. Parameters that are used once
+in many steps, such as an expert that is rarely chosen, may have had no gradient in the observed steps: the
+finding says how many those were.
 
 Fix
-Use them in `forward`, or do not give them to the optimizer:
+Use them in `forward`, or do not pass them to the optimizer:
 
 ```python
 for parameter in model.pooler.parameters():
@@ -23,7 +23,7 @@ for parameter in model.pooler.parameters():
 ```
 
 Fix safety
-Lossy where they begin to train; exact where they are frozen.
+Lossy if they begin to train; exact if they are frozen.
 """
 
 from __future__ import annotations

@@ -1,31 +1,31 @@
 """FO901 loss-not-finite
 
 What it does
-Finds a loss that is infinite or not a number while the job trains on. The line is the one that calls
-`backward`.
+Finds a loss that is infinite or not a number while the job keeps training. The reported line is the one
+that calls `backward`.
 
 Why it costs
-Every step after it is lost: weights become NaN with the first such gradient, and stay so. A job may run for
-days like that, at full speed.
+Every step after it is wasted: the first such gradient turns weights into NaN, and they stay NaN. A job can
+run for days like that, at full speed.
 
 Evidence
-The loss was looked at in the steps of warm-up: it was not finite in at least two of them in a row, up to the
-last, and in at least half of all. A job that scales its loss for 16-bit floats skips such steps by itself
-while it looks for its scale, and is left alone.
+Flatout looked at the loss in the warm-up steps: it was not finite in at least two of them in a row, up to
+the last, and in at least half of all. A job that scales its loss for 16-bit floats skips such steps by
+itself while it searches for its scale, and is left alone.
 
 Fix
-Find the first operation that makes it, in a short run:
+Find the first operation that produces it, in a short run:
 
 ```python
 with torch.autograd.detect_anomaly():
     loss.backward()
 ```
 
-The usual ones are a logarithm or a division of zero, a learning rate that is too high, and a 16-bit softmax
-of a fully masked row.
+Usual causes are a logarithm of zero or a division by zero, a learning rate that is too high, and a 16-bit
+softmax of a fully masked row.
 
 Fix safety
-Lossy: training becomes another one, which is the point.
+Lossy: training changes, which is the point.
 """
 
 from __future__ import annotations

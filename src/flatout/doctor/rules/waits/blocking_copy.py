@@ -5,13 +5,13 @@ Finds copies of page-locked batches to the GPU that the host waits for. The line
 as `batch.to(device)` without `non_blocking=True`.
 
 Why it costs
-The loader has placed the batch where the copy engine can read it by itself, and the host waits all the same:
-it launches nothing meanwhile, and the GPU runs dry behind the copy.
+The loader has already placed the batch where the copy engine can read it by itself, but the host waits
+anyway: it launches nothing meanwhile, and the GPU runs dry after the copy.
 
 Evidence
 On a GPU: a line copies at least 1 MiB per step from page-locked memory without `non_blocking=True`, and the
-profiler saw such copies take at least 3 % of the step. Copy time is divided among such lines by their bytes.
-The ceiling is measured: steps whose copies nobody waits for.
+profiler saw such copies take at least 3 % of the step. Copy time is divided among such lines by their
+bytes. The ceiling is measured: steps whose copies the host does not wait for.
 
 Fix
 ```python

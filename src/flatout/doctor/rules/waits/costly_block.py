@@ -1,21 +1,22 @@
 """FO207 costly-block
 
 What it does
-Finds a line or loop of your own that holds much of the step outside the model and the optimizer. It may be a
-loop over parameters, a metric, a log, a queue or a simulator; no other rule knows a cause there. Inside the
-model and the loss, where work is what one wants, it finds loops that take many times what the device needs
+Finds a line or loop of your own that takes much of the step outside the model and the optimizer. It may be
+a loop over parameters, a metric, a log, a queue or a simulator; no other rule knows a cause there. Inside
+the model and the loss, where work is expected, it finds loops that take many times what the device needs
 for their arithmetic.
 
 Why it costs
-The GPU has nothing to do while Python works. The time grows with the model or the batch, and it is paid in
-every step.
+The GPU has nothing to do while Python works. The time grows with the model or the batch, and every step
+pays it.
 
 Evidence
-The training thread's stack was looked at up to a thousand times a second. The line holds at least 23 % of the
-step outside the phases, which is what 1.3 times the speed would take, and no line that it calls holds as
-much. The ceiling is measured: steps without the block, and what the device needs at its best for the
-block's arithmetic and bytes. Where it could not be left out, there is none. A loop of the model is found by
-the steps without it alone: they are 1.3 times as fast, and what the loop takes is fifty times that best.
+The training thread's stack was sampled up to a thousand times a second. The line holds at least 23 % of the
+step outside the phases, which corresponds to 1.3 times the speed, and no line that it calls holds as much.
+The ceiling is measured: steps without the block, plus what the device needs at its best for the block's
+arithmetic and bytes. If the block could not be left out, there is no ceiling. A loop in the model is found
+only by steps without it: they are 1.3 times as fast, and the loop takes fifty times what the device needs
+at its best.
 
 Fix
 Do the work less often, or in one batched operation instead of a loop:
@@ -27,7 +28,7 @@ if step % 50 == 0:
 ```
 
 Fix safety
-Lossy: what the line does is yours, and doing it less often changes what it does.
+Lossy: only you know what the line is for, and doing it less often changes what it does.
 """
 
 from __future__ import annotations

@@ -5,15 +5,15 @@ Finds lines that bring a tensor from the GPU to the host and send the result bac
 `torch.multinomial(p.cpu(), 1).to(device)` is one, and so is a detour over NumPy.
 
 Why it costs
-The host waits until the GPU has computed the tensor, does the work itself, and the GPU waits for the copy
-back: both stand still for the other. In a loop that makes tokens it took a fifth of the time in public
-reports.
+The host waits until the GPU has computed the tensor and does the work itself, then the GPU waits for the
+copy back: each stands still for the other. In public reports, this took a fifth of the time in a loop that
+generates tokens.
 
 Evidence
-On a GPU: one line reads a CUDA tensor (`.cpu()`, `.numpy()`, `.tolist()`) and copies to the GPU as well,
-each at least once per step, and the profiler saw the GPU idle for at least 5 % of the step in gaps that
-follow a wait of the host. The line has its part of the gaps by its waits. The ceiling is measured: steps
-without the line, or steps whose reads answer at once. A round trip over several lines is found as
+On a GPU: one line reads a CUDA tensor (`.cpu()`, `.numpy()`, `.tolist()`) and also copies to the GPU, each
+at least once per step, and the profiler saw the GPU idle for at least 5 % of the step in gaps that follow a
+wait of the host. The gaps are divided among lines by their waits. The ceiling is measured: steps without
+the line, or steps whose reads return at once. A round trip over several lines is reported as
 [FO202](#fo202), at the line that reads.
 
 Fix
@@ -24,8 +24,8 @@ token = torch.multinomial(p, 1)
 ```
 
 Fix safety
-Lossy where random numbers are drawn, which come from another generator; else exact or reordered, as the
-operation has it.
+Lossy if random numbers are drawn, because they come from another generator; otherwise exact or reordered,
+depending on the operation.
 """
 
 from __future__ import annotations

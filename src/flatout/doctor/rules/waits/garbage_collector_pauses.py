@@ -1,23 +1,24 @@
 """FO203 garbage-collector-pauses
 
 What it does
-Finds jobs that Python's garbage collector holds up, by itself or by `gc.collect()`. A call
-of `gc.collect()` in the training loop is the usual case.
+Finds jobs that Python's garbage collector holds up, either on its own or through `gc.collect()`. A call of
+`gc.collect()` in the training loop is the usual case.
 
 Why it costs
-A full collection walks every object of the process, a million and more where a dataset or a tokenizer lies
-in Python lists, and nothing else runs meanwhile. In a job of several ranks all wait for the one that
-collects: 27 collections took 7.6 s of 20 steps in a public report.
+A full collection walks every object of the process, a million or more if a dataset or a tokenizer is held
+in Python lists, and nothing else runs meanwhile. In a job of several ranks, all wait for the one that
+collects: in a public report, 27 collections took 7.6 s of 20 steps.
 
 Evidence
-The collector announces each collection: together they hold at least 5 % of the time of ordinary steps. The
-ceiling is measured: steps without collections. Where the collector comes by itself in most steps, such steps
-must be faster. Pauses that come once in many steps are in some blocks of steps and not in others: their share
-is shown without a ceiling, where no other cause was measured to cost as much: mending that one makes fewer
-objects, too. Collections in a step that compiles are a part of what compiling costs.
+The collector announces each collection: together they take at least 5 % of the time of ordinary steps. The
+ceiling is measured: steps without collections. If the collector runs by itself in most steps, such steps
+must be faster. Pauses that come once in many steps fall into some blocks of steps and not into others:
+their share is shown without a ceiling, and only if no other measured cause costs as much, because fixing
+that cause also creates fewer objects. Collections in a step that compiles are part of the cost of
+compiling.
 
 Fix
-Remove calls of `gc.collect()` from the loop. Where the collector comes by itself, let it rest:
+Remove calls of `gc.collect()` from the loop. If the collector runs by itself, run it less often:
 
 ```python
 gc.collect(); gc.freeze()       # what set-up made is not looked at again
@@ -31,7 +32,7 @@ for step, batch in enumerate(loader):
 `flatout tune` tries that as the treatment `garbage-every`.
 
 Fix safety
-Exact: nothing but reference cycles lives longer. Watch the host's memory where the job makes many of them.
+Exact: only reference cycles live longer. Watch the host's memory if the job creates many of them.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
 """FO204 logging-every-step
 
 What it does
-Finds lines that print, log or draw a progress bar in every step, where that takes time. The line is the
-innermost one of yours: a `print`, a call of a logger, of `tqdm` or of a tracker.
+Finds lines that print, log or draw a progress bar in every step, if that takes time. The reported line is
+the innermost one in your code: a `print`, or a call of a logger, of `tqdm` or of a tracker.
 
 Why it costs
 A terminal, a log file and a tracker each take their turn before the next step begins: formatting numbers,
-drawing a bar, or waiting for a pipe takes longer than a small step. A bar that was drawn for every batch
-made a job take 5.2 minutes instead of 1.3 in a public report.
+drawing a bar, or waiting for a pipe can take longer than a small step. In a public report, a bar drawn for
+every batch made a job take 5.2 minutes instead of 1.3.
 
 Evidence
-The training thread's stack was looked at up to a thousand times a second, between the phases of the step: a
+The training thread's stack was sampled up to a thousand times a second, between the phases of the step: a
 line that prints, or calls a package that logs, holds at least 5 % of the step. The ceiling is measured:
-steps without that line. Numbers that it waits for from a GPU are those of [FO202](#fo202).
+steps without that line. Waiting for numbers from a GPU is reported as [FO202](#fo202).
 
 Fix
-Log every so many steps:
+Log every few dozen steps:
 
 ```python
 if step % 50 == 0:
@@ -23,10 +23,10 @@ if step % 50 == 0:
 for batch in tqdm(loader, mininterval=1.0): ...
 ```
 
-`flatout tune` tries seldom drawn bars of `tqdm` as the treatment `progress-bars`.
+`flatout tune` tries progress bars that redraw less often, as the treatment `progress-bars`.
 
 Fix safety
-Exact: training stays as it is, and fewer lines are written.
+Exact: training does not change; fewer lines are written.
 """
 
 from __future__ import annotations

@@ -2,29 +2,29 @@
 
 What it does
 Finds batches of 64-bit floats that are copied to the GPU for a model of 32 or 16 bits. NumPy makes 64-bit
-floats unless it is told otherwise, and `torch.from_numpy` keeps them.
+floats by default, and `torch.from_numpy` keeps them.
 
 Why it costs
-Half of the bytes are thrown away after the copy, or more; the bus, the workers' queues and the page-locked
-memory carry them all the same. Where nothing narrows them, the GPU computes in 64 bits, at a fraction of its
-speed.
+Half of the bytes, or more, are discarded after the copy, but the bus, the workers' queues and the
+page-locked memory carry them all. If nothing narrows them, the GPU computes in 64 bits, at a fraction of
+its speed.
 
 Evidence
-On a GPU: a line copies at least 1 MiB of 64-bit floats per step, the optimizer has no 64-bit parameters, and
-the profiler saw copies to the GPU take at least 3 % of the step. The line has its part of them by its bytes,
-and half of that is what narrower numbers save. The ceiling is measured: steps whose batches lie on the GPU
-already, no more than that share. Whole numbers are left alone: what they need, only the job knows; so are
-32-bit images that were bytes once.
+On a GPU: a line copies at least 1 MiB of 64-bit floats per step, the optimizer has no 64-bit parameters,
+and the profiler saw copies to the GPU take at least 3 % of the step. That time is divided among lines by
+their bytes, and narrower numbers save half of a line's share. The ceiling is measured: steps whose batches
+are already on the GPU; it never exceeds that share. Integers are left alone, because only the job knows
+what range they need; so are 32-bit images that were once bytes.
 
 Fix
-Narrow them where they are made:
+Convert them where they are created:
 
 ```python
 features = torch.from_numpy(features.astype(np.float32))
 ```
 
 Fix safety
-Reordered: numbers are rounded where they were not yet; a model of 32 bits rounds them anyway.
+Reordered: numbers are rounded earlier; a 32-bit model rounds them anyway.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """FO205 per-parameter-python-loop
 
 What it does
-Finds a Python loop over a model's parameters between the phases of a step. The usual ones keep an average of
-weights (EMA), follow with a target network, clip gradients or sum their norms by hand.
+Finds a Python loop over a model's parameters between the phases of a step. Such loops usually keep an
+average of weights (EMA), update a target network, clip gradients or sum their norms by hand.
 
 Why it costs
-Each parameter takes one or more operators of its own, a few microseconds each on the host and a launch on a
-GPU, however small it is: a model of 300 tensors pays 300 times. torch can do the same for all tensors in a
+Each parameter costs one or more operators, a few microseconds each on the host and a launch on a GPU,
+however small it is: a model of 300 tensors pays 300 times. torch can do the same for all tensors in a
 handful of calls.
 
 Evidence
-The training thread's stack was looked at up to a thousand times a second, between the phases of the step: a
+The training thread's stack was sampled up to a thousand times a second, between the phases of the step: a
 loop whose first line goes over `parameters()`, `named_parameters()`, `buffers()`, `state_dict()` or
-`param_groups` holds at least 5 % of the step. The ceiling is measured: steps without the loop, and what the
-device needs at its best for its arithmetic and bytes.
+`param_groups` holds at least 5 % of the step. The ceiling is measured: steps without the loop, plus what
+the device needs at its best for the loop's arithmetic and bytes.
 
 Fix
 ```python
@@ -23,8 +23,8 @@ norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 ```
 
-`flatout tune --patch` rewrites averages like that, as the patch `foreach-average`. A decay that is read back
-from the GPU, or computed anew from a tensor, waits for it: keep it a Python number or a tensor, not both.
+`flatout tune --patch` rewrites such averages, as the patch `foreach-average`. A decay that is read back
+from the GPU, or computed from a tensor, makes the host wait: keep it either a Python number or a tensor.
 
 Fix safety
 Reordered: the same sums, in another order where parameters are joined.

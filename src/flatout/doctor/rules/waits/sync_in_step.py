@@ -11,10 +11,10 @@ launches. The wait itself is not the loss; the gap after it is.
 
 Evidence
 On a GPU: a line syncs on a CUDA tensor at least once per step, and the profiler saw the GPU idle for at
-least 5 % of the step in gaps that follow a wait of the host. Each line answers for its part of the
-waits. Syncs on CPU tensors cost nothing and are not counted; neither are those that optimizers and
-gradient scalers make themselves. The ceiling is measured: steps in which each such read answers at once with
-the value it gave last time.
+least 5 % of the step in gaps that follow a wait of the host. The gaps are divided among lines by their
+waits. Syncs on CPU tensors cost nothing and are not counted; neither are those that optimizers and gradient
+scalers make themselves. The ceiling is measured: steps in which each such read returns at once, with the
+value it gave last time.
 
 Fix
 Keep the number on the GPU and read it rarely:

@@ -1,19 +1,18 @@
 """FO201 unpinned-host-memory
 
 What it does
-Finds batches that are copied to the GPU from ordinary, pageable memory. The line is the one that copies,
-such as `batch.to(device)`.
+Finds batches that are copied to the GPU from ordinary, pageable memory. The reported line is the one that
+copies, such as `batch.to(device)`.
 
 Why it costs
-The GPU's copy engine can only read page-locked memory. The driver therefore copies pageable data through
-a small page-locked buffer of its own, piece by piece, at a fraction of the bus's bandwidth; and the call
-returns only when that is done, `non_blocking=True` or not, so that the copy can never run beside
-computation.
+The GPU's copy engine can only read page-locked memory. The driver therefore copies pageable data piece by
+piece through its own small page-locked buffer, at a fraction of the bus's bandwidth. The call returns only
+when that is done, even with `non_blocking=True`, so the copy can never overlap with computation.
 
 Evidence
 On a GPU: a line copies at least 1 MiB per step from memory that is not page-locked, and the profiler saw
-pageable host-to-device copies take at least 3 % of the step. Copy time is divided among such lines by
-their bytes. The ceiling is measured: steps whose batches lie in page-locked memory already.
+pageable host-to-device copies take at least 3 % of the step. Copy time is divided among such lines by their
+bytes. The ceiling is measured: steps whose batches are already in page-locked memory.
 
 Fix
 Let the loader place batches in page-locked memory, and do not wait for the copy:
@@ -26,8 +25,8 @@ batch = batch.to(device, non_blocking=True)
 Do not call `.pin_memory()` in the training loop: locking pages there takes longer than the copy.
 
 Fix safety
-Exact: the same bytes arrive, and the stream orders the copy before the kernels that read it. Page-locked
-memory is taken from what the host can swap.
+Exact: the same bytes arrive, and the stream orders the copy before the kernels that read it. The host
+cannot swap page-locked memory out.
 """
 
 from __future__ import annotations
