@@ -91,8 +91,7 @@ def test_apply_twice_and_undo(conf: Path) -> None:
     first = run("fit", conf, *ON_24GB, "--apply", "--yes")
     assert first.exit_code == 0
     assert (
-        first.stderr
-        == f"flatout: wrote config.yaml; flatout plan undo {conf / 'config.yaml'} reverts it\n"
+        first.stderr == f"flatout: wrote config.yaml; flatout plan undo {conf / 'config.yaml'} reverts it\n"
     )
     after = plans.contents(conf)
     assert after != before
