@@ -10,7 +10,7 @@ from flatout.doctor.rule import all_rules
 from flatout.testing.rules import RuleContract, check
 from flatout.tuner.patches.patch import all_patches
 from flatout.tuner.treatment import all_treatments
-from tests.support.doctor import SICK
+from tests.support.sick_job import SICK
 
 FILES = [path for path in Path(flatout.doctor.rules.__path__[0]).rglob("*.py") if path.stem != "__init__"]
 

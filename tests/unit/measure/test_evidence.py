@@ -21,6 +21,7 @@ from flatout.measure.evidence import (
 )
 from flatout.measure.evidence_file import decode_evidence
 from tests.support import doctor as builders
+from tests.support.sick_job import SICK
 
 PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     float: st.floats(allow_nan=False, allow_infinity=False),
@@ -60,14 +61,14 @@ def test_the_built_document_fills_every_field_that_may_be_empty() -> None:
     """Otherwise the round trip above would prove little about it."""
     made = builders.evidence(
         ranks=builders.ranks(),
-        network=builders.SICK.network,
+        network=SICK.network,
         operator_calls=(OperatorCalls(caller="AdamW.step", place=None, calls_per_step=9.0),),
         compilation=Compilation(functions=(), breaks=(), num_steps=9, steps_s=0.5),
-        garbage=builders.SICK.garbage,
-        threads=builders.SICK.threads,
-        training=builders.SICK.training,
-        inner_calls=builders.SICK.inner_calls,
-        optimizers=builders.SICK.optimizers,
+        garbage=SICK.garbage,
+        threads=SICK.threads,
+        training=SICK.training,
+        inner_calls=SICK.inner_calls,
+        optimizers=SICK.optimizers,
         roofline=Roofline(flops=1e9, num_bytes=1e8, compute_s=0.1, memory_s=0.05),
     )
     empty = [field.name for field in dataclasses.fields(made) if not getattr(made, field.name)]

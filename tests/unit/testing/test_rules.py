@@ -18,7 +18,7 @@ from flatout.doctor.finding import Finding
 from flatout.doctor.rule import GROUP, read_rule
 from flatout.measure.evidence_file import save_evidence
 from flatout.testing.rules import RuleContract
-from tests.support.doctor import SICK
+from tests.support.sick_job import SICK
 
 ROOT = Path(__file__).resolve().parents[3]
 SLOW_PRINT = '''"""XY101 slow-print
