@@ -22,8 +22,9 @@ def save_evidence(evidence: Evidence, path: Path) -> None:
     replace_whole(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
 
-def load_evidence(path: Path) -> Evidence:
+def load_evidence(path: Path | str) -> Evidence:
     """Read an Evidence file, or raise EvidenceUnreadable with one sentence."""
+    path = Path(path)
     try:
         text = _read_bytes(path).decode("utf-8")
     except FileNotFoundError:

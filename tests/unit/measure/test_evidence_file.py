@@ -20,7 +20,7 @@ from tests.support import doctor as builders
 def test_a_full_document_survives_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "made" / "e.json"
     save_evidence(builders.evidence(), path)
-    assert load_evidence(path) == builders.evidence()
+    assert load_evidence(path) == load_evidence(str(path)) == builders.evidence()
     assert [each.name for each in path.parent.iterdir()] == ["e.json"]
 
 
