@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Self, TypeVar
 
-from flatout.ground.atomic_files import append_whole, cut_torn_line, open_to_append, try_lock
+from flatout.ground.atomic_files import append_whole, cut_torn_line, flush, open_to_append, try_lock
 from flatout.ground.codec import WrongShape, decode, encode
 from flatout.ground.errors import BadInput, MissingExtra
 from flatout.ground.tensorboard_files import EventFile
@@ -85,6 +85,16 @@ class RunLog(Generic[Record]):
         if self._curves is not None:
             step = self._kind.key(record)[-1]
             self._curves.add(dict(_scalars(encode(self._kind.curves(record)))), step=step)
+
+    def write_if_missing(self, record: Record) -> None:
+        """Add the line of a record unless the file has it."""
+        folder, key = self.path.parent, self._kind.key
+        if all(key(known) != key(record) for known in read_records(folder, self._kind)):
+            self.write(record)
+
+    def flush(self) -> None:
+        """Hand the lines to the disk: a checkpoint that is written next never knows more than the log."""
+        flush(self.path)
 
     def close(self) -> None:
         self._file.close()

@@ -64,6 +64,15 @@ def test_records_come_back_in_the_order_of_their_lines(tmp_path: Path) -> None:
     assert has_log(tmp_path, KIND) and not has_log(tmp_path, dataclasses.replace(KIND, format="other"))
 
 
+def test_a_record_that_is_there_is_not_written_again(tmp_path: Path) -> None:
+    with RunLog(tmp_path, KIND, tensorboard=False) as log:
+        log.write(Line(step=1, loss=0.5))
+        log.write_if_missing(Line(step=1))
+        log.write_if_missing(Line(step=2))
+        log.flush()
+    assert list(read_records(tmp_path, KIND)) == [Line(step=1, loss=0.5), Line(step=2)]
+
+
 def test_settings_that_changed_are_written_where_they_begin_to_count(tmp_path: Path) -> None:
     for step, seed in enumerate([1, 1, 2]):
         with RunLog(tmp_path, KIND, settings={"seed": seed, "sizes": (1, 2)}, tensorboard=False) as log:

@@ -28,7 +28,7 @@ from flatout.engines.adapters.training.checkpoint import (
     checkpoints_of,
 )
 from flatout.engines.adapters.training.live_line import LiveLine
-from flatout.engines.adapters.training.log import StepRecord
+from flatout.engines.adapters.training.log import KIND, StepRecord
 from flatout.engines.run.checkpoints import thread_note
 from flatout.engines.run.folder import OnProgress
 from flatout.engines.run.log import RunLog, is_left
@@ -95,6 +95,7 @@ class PhaseRun:
         self.best: dict[str, Tensor] = {}
         self.window = LossWindow()
         self._notes: list[str] = []  # since the last report
+        self._reported: StepRecord | None = None
         self.training_state: TrainingState = lambda: ({}, {})
         self._kept_at: int | None = None
         self._sent_before = assembly.ranks.sent_bytes.total()
@@ -205,9 +206,15 @@ class PhaseRun:
         try:
             yield
         except ChildDied:
-            ranks = self.assembly.ranks
-            if ranks.first or ranks.is_deputy and is_left(self.assembly.settings.folder):
+            ranks, settings = self.assembly.ranks, self.assembly.settings
+            if ranks.first:
                 self.save(finished=False)
+            elif ranks.is_deputy and is_left(settings.folder):
+                # The first may have ended between the update and its report.
+                with RunLog(settings.folder, KIND, settings=encode(settings)) as self._log:
+                    if self._reported is not None:
+                        self._log.write_if_missing(self._reported)
+                    self.save(finished=False)
             raise
 
     def save(self, *, finished: bool) -> None:
@@ -229,6 +236,8 @@ class PhaseRun:
             elapsed_s=self.elapsed_s(),
         )
         training = {**weights, **{f"training/{name}": value for name, value in tensors.items()}}
+        if self._log is not None:
+            self._log.flush()
         self.checkpoints.save(
             self.step,
             state=state,
@@ -247,7 +256,7 @@ class PhaseRun:
         losses, seconds = self.window.means()
         steps, tokens = self.window.steps, self.window.tokens * self.assembly.ranks.num_ranks
         steps_per_s = steps / seconds if steps and seconds else None
-        record = StepRecord(
+        self._reported = record = StepRecord(
             phase=self.phase,
             step=self.step,
             losses={**losses},

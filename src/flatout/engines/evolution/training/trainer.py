@@ -40,7 +40,6 @@ from flatout.engines.evolution.training.records import (
     KIND,
     EpochRecord,
     EvolutionState,
-    ShownAnswer,
     checkpoints_of,
     read_log,
 )
@@ -55,7 +54,7 @@ from flatout.engines.run.folder import (
     ignore,
     recorded,
 )
-from flatout.engines.run.log import RunLog, has_log, is_left
+from flatout.engines.run.log import RunLog, is_left
 from flatout.engines.run.meeting import Meeting
 from flatout.engines.run.models import capability_of, choose_dtype
 from flatout.engines.run.ranks import Ranks
@@ -206,7 +205,7 @@ class Trainer:
         log = None
         if self.ranks.first:
             save_settings(self.out, settings)
-            log = RunLog(self.out, KIND, settings=encode(settings))
+            log = self._open_log()
         with (
             self.answers,
             log or contextlib.nullcontext() as self._log,
@@ -216,18 +215,34 @@ class Trainer:
                 self._train()
                 return self._finish()
             except ChildDied:  # another rank; this one stands at the border of an epoch, worth keeping
-                if self.ranks.first or self.ranks.is_deputy and is_left(self.out):
-                    if self._untrained_score is None and has_log(self.out, KIND):
-                        self._untrained_score = read_log(self.out)[0].reward_heldout
-                    self._save()
+                if self._log is not None:
+                    self._keep(self._log)
+                elif self.ranks.is_deputy and is_left(self.out):
+                    with self._open_log() as abandoned:
+                        self._keep(abandoned)
                 raise
             except KeyboardInterrupt:
-                if self.ranks.first:
-                    self._save()
+                if self._log is not None:
+                    self._keep(self._log)
                 raise Interrupted(
                     f"interrupted; {self.es.epoch} of {settings.epochs} epochs are kept in {self.out}",
                     hint="go on with --resume",
                 ) from None
+
+    def _open_log(self) -> RunLog[EpochRecord]:
+        return RunLog(self.out, KIND, settings=encode(self.settings))
+
+    def _keep(self, log: RunLog[EpochRecord]) -> None:
+        """Keep the last whole epoch: its record, where nobody came to write it, then its checkpoint.
+
+        Ranks part at the update.  Until the first has judged the weights and written the record, the others
+        are an epoch ahead of the log.
+        """
+        if self._last is not None:
+            log.write_if_missing(self._last)
+        if self._untrained_score is None and (records := read_log(self.out)):
+            self._untrained_score = records[0].reward_heldout
+        self._save(log)
 
     def _train(self) -> None:
         settings, es = self.settings, self.es
@@ -246,14 +261,15 @@ class Trainer:
                     frozen=self._frozen,
                 )
             )
+        elif self._log is not None and self._is_judged_at(es.epoch):
+            self._judge_what_was_not()
         while es.epoch < settings.epochs:
             if self._plain_rate is None or es.epoch % settings.plain_every == 0:
                 self._plain_rate = self.answers.plain_tokens_per_s()
-            self._last = self._epoch()
-            self._tell(self._last)
+            self._tell(self._epoch())
             is_due = es.epoch % settings.checkpoint_every == 0 or es.epoch == settings.epochs
-            if is_due and self.ranks.first:
-                self._save()
+            if is_due and self._log is not None:
+                self._save(self._log)
 
     def _tell(self, record: EpochRecord) -> None:
         if self._log is not None:
@@ -270,33 +286,45 @@ class Trainer:
         rewards, num_tokens = self.answers.of_members()
         if self._last is None:
             fitness.refuse_all_failed(rewards)
-        with self._interrupts.held():
+        with self._interrupts.held():  # the update and its record belong together
             statistics = es.tell(rewards, cosine=(es.epoch + 1) % settings.cosine_every == 0)
-        wait_for(self.ranks.device)
-        epoch_s = time.perf_counter() - began_s
-        tokens_per_s = num_tokens / epoch_s
-        plain_rate = (self._plain_rate or 0.0) * self.ranks.num_ranks
-        held_out: float | None = None
-        samples: tuple[ShownAnswer, ...] = ()
-        if es.epoch % settings.evaluate_every == 0 or es.epoch == settings.epochs:
-            held_out, samples = self.answers.held_out()
-            self._score = held_out
-        return EpochRecord(
-            epoch=es.epoch,
-            epochs=settings.epochs,
-            reward_train=statistics.reward_mean,
-            reward_heldout=held_out,
-            rewards_per_s=rewards.numel() / epoch_s,
-            tokens_per_s=tokens_per_s,
-            plain_share=tokens_per_s / plain_rate if plain_rate else None,
-            failed_rows=statistics.reward_failures,
-            sigma=sigma,
-            lr=lr,
-            sent_bytes=self._sent_bytes(),
-            samples=samples,
-            elapsed_s=self._elapsed(),
-            statistics=encode(statistics),
+            wait_for(self.ranks.device)
+            epoch_s = time.perf_counter() - began_s
+            tokens_per_s = num_tokens / epoch_s
+            plain_rate = (self._plain_rate or 0.0) * self.ranks.num_ranks
+            self._last = EpochRecord(
+                epoch=es.epoch,
+                epochs=settings.epochs,
+                reward_train=statistics.reward_mean,
+                rewards_per_s=rewards.numel() / epoch_s,
+                tokens_per_s=tokens_per_s,
+                plain_share=tokens_per_s / plain_rate if plain_rate else None,
+                failed_rows=statistics.reward_failures,
+                sigma=sigma,
+                lr=lr,
+                sent_bytes=self._sent_bytes(),
+                elapsed_s=self._elapsed(),
+                statistics=encode(statistics),
+            )
+        if self._is_judged_at(es.epoch):
+            self._last = self._judged(self._last)
+        return self._last
+
+    def _is_judged_at(self, epoch: int) -> bool:
+        return epoch % self.settings.evaluate_every == 0 or epoch == self.settings.epochs
+
+    def _judged(self, record: EpochRecord) -> EpochRecord:
+        """A record of these weights with what they score on held-out prompts."""
+        self._score, samples = self.answers.held_out()
+        return dataclasses.replace(
+            record, reward_heldout=self._score, samples=samples, elapsed_s=self._elapsed()
         )
+
+    def _judge_what_was_not(self) -> None:
+        """Judge the epoch that this run goes on from, where the one before ended first."""
+        for record in read_log(self.out):
+            if record.epoch == self.es.epoch and record.reward_heldout is None:
+                self._tell(self._judged(record))
 
     def _sent_bytes(self) -> int:
         """What this rank sent since it was asked last."""
@@ -315,8 +343,8 @@ class Trainer:
             f"going on after epoch {done} of {asked}" if done < asked else f"epoch {done} is done: {more}"
         )
 
-    def _save(self) -> None:
-        """Keep a checkpoint; an interrupt waits for its end."""
+    def _save(self, log: RunLog[EpochRecord]) -> None:
+        """Write a checkpoint; an interrupt waits for its end."""
         state = EvolutionState(
             epoch=self.es.epoch,
             config=encode(self.settings),
@@ -329,6 +357,7 @@ class Trainer:
             elapsed_s=self._elapsed(),
         )
         with self._interrupts.held():
+            log.flush()
             checkpoints_of(self.out).save(
                 state.epoch,
                 state=state,

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 
+from flatout.engines.adapters.training.log import KIND, StepRecord
 from flatout.engines.adapters.training.phase import LossWindow, PhaseRun, check_share
+from flatout.engines.run.log import RunLog, read_records
 from flatout.engines.run.ranks import Ranks
 from flatout.ground.errors import BadInput, ChildDied, Interrupted
 from tests.support.adapters import opened, phase_run, save_tiny
@@ -81,6 +83,25 @@ def test_a_lost_process_leaves_the_step_before(
         raise ChildDied("gone")
     found = run.checkpoints.latest()
     assert (found is not None) == keeps and (found is None or found.state.step == 1)
+
+
+def test_who_is_left_writes_the_report_that_the_first_did_not_come_to_write(
+    assembly: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = assembly.settings.folder
+    run = phase_run(assembly, "phase1", steps=7)
+    monkeypatch.setattr(assembly, "ranks", Ranks(device=torch.device("cpu"), rank=1, num_ranks=2))
+    for _ in range(4):
+        advance(run)
+    with RunLog(out, KIND) as first:
+        first.write(StepRecord(phase="phase1", step=2))
+        first._file.write(b'{"phase": "phase1", "st')  # it was killed here
+    for _ in range(2):
+        with pytest.raises(ChildDied, match="gone"), run.stepping():
+            raise ChildDied("gone")
+    assert [record.step for record in read_records(out, KIND)] == [2, 4]
+    (kept,) = run.checkpoints.paths()
+    assert kept.name == "step-000004"
 
 
 def test_what_cannot_be_shared_evenly_is_said_with_what_can() -> None:

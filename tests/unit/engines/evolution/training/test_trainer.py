@@ -17,8 +17,10 @@ from flatout.engines.evolution.tasks.prompt_file import PromptFile
 from flatout.engines.evolution.training import trainer
 from flatout.engines.evolution.training.records import EpochRecord, read_log
 from flatout.engines.evolution.training.trainer import evolve, open_run
+from flatout.engines.run import checkpoints
+from flatout.engines.run.ranks import Ranks
 from flatout.ground import runs
-from flatout.ground.errors import BadInput, BatchDoesNotFit, Interrupted
+from flatout.ground.errors import BadInput, BatchDoesNotFit, ChildDied, Interrupted
 from flatout.monitor.past.engine_runs import digest_run
 from flatout.multiplex.decode import generator
 from tests.support.evolution import save_tiny, save_tiny_texts, tiny_settings
@@ -159,6 +161,90 @@ def test_an_interrupt_during_an_update_waits_for_its_end(
     monkeypatch.setattr(trainer.Eggroll, "tell", interrupted)
     with pytest.raises(Interrupted, match="1 of 4 epochs are kept"):
         evolve(tiny_settings(model, tmp_path / "run"))
+    assert [record.epoch for record in read_log(tmp_path / "run")] == [0, 1]
+
+
+def told(out: Path) -> list[tuple[Any, ...]]:
+    """What a log says of every epoch, but for times."""
+    return [
+        (each.epoch, each.reward_train, each.reward_heldout, each.samples, each.statistics)
+        for each in read_log(out)
+    ]
+
+
+def test_an_epoch_whose_judgement_was_interrupted_is_in_the_log_and_judged_later(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    evolve(tiny_settings(model, whole))
+    judge = trainer.Answers.held_out
+
+    def interrupted(self: Any) -> Any:
+        if self._es.epoch == 2:
+            signal.raise_signal(signal.SIGINT)
+        return judge(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer.Answers, "held_out", interrupted)
+        with pytest.raises(Interrupted, match="2 of 4 epochs are kept"):
+            evolve(tiny_settings(model, parts))
+    assert [(each.epoch, each.reward_heldout) for each in read_log(parts)][2] == (2, None)
+    evolve({"out": str(parts)}, resume=True)
+    assert told(parts) == told(whole)
+
+
+class Deputy(Ranks):
+    """The first rank of the second node, which computes everything here and loses the first in an epoch."""
+
+    first, is_deputy = False, True  # type: ignore[assignment]
+    lost_in = 0
+
+    def gather(self, values: Any, *, what: str = "flags") -> Any:
+        self.lost_in -= what == "rewards"
+        if self.lost_in == 0:
+            raise ChildDied("another rank is gone")
+        return values
+
+
+@pytest.mark.parametrize(("lost_in", "written"), [(1, 0), (3, 2), (3, 3)])
+def test_who_is_left_writes_the_record_that_the_first_did_not_come_to_write(
+    lost_in: int, written: int, model: Path, tmp_path: Path
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    evolve(tiny_settings(model, whole))
+    deputy = Deputy(device=torch.device("cpu"))
+    deputy.lost_in = lost_in
+    settings, _ = open_run(tiny_settings(model, parts), parts, resume=False)
+    survivor = trainer.Trainer(settings, ranks=deputy)
+    with survivor._open_log() as first:
+        for record in read_log(whole)[:written]:
+            first.write(record)
+        first._file.write(b'{"epoch": 2, "rewa')  # it was killed here
+    with pytest.raises(ChildDied, match="gone"):
+        survivor.run()
+    assert [record.epoch for record in read_log(parts)] == [*range(lost_in if written else 0)]
+    evolve({"out": str(parts)}, resume=True)
+    assert told(parts) == told(whole) and same(tensors(whole, 4), tensors(parts, 4))
+
+
+def test_a_record_is_on_the_disk_before_the_checkpoint_that_knows_its_epoch(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, seen = tmp_path / "run", []
+    flush, save = trainer.RunLog.flush, checkpoints.Checkpoints.save
+
+    def flushed(self: Any) -> None:
+        flush(self)
+        seen.append([record.epoch for record in read_log(out)][-1])
+
+    def saved(self: Any, number: int, **options: Any) -> Any:
+        assert seen[-1] == number
+        return save(self, number, **options)
+
+    monkeypatch.setattr(trainer.RunLog, "flush", flushed)
+    monkeypatch.setattr(checkpoints.Checkpoints, "save", saved)
+    evolve(tiny_settings(model, out))
+    assert seen == [2, 4]
 
 
 def problems(folder: Path) -> Path:
