@@ -80,7 +80,7 @@ def adapt(
     A process that torchrun started again after a crash resumes, whether it was asked to or not.
     """
     chosen = make_settings(given_settings(settings, changes, read=read_settings))
-    meeting = Meeting.join()
+    meeting = Meeting.join(on_progress=on_progress)
     name = Path(chosen.model).name
     out, resume = meeting.begin(
         # Heads alone go into the run's folder.

@@ -26,7 +26,7 @@ from typing import NoReturn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from flatout.engines.run.folder import MARK
+from flatout.engines.run.folder import MARK, OnProgress, ignore
 from flatout.ground.errors import BadInput, ChildDied
 from flatout.ground.interrupts import end_with_parent
 from flatout.ground.runs import PRIVATE, make_folder
@@ -35,6 +35,7 @@ from flatout.ground.torchrun import Launch, read_launch
 # A rank waits for the slowest one: an epoch of long completions may take minutes, a lost rank shows sooner.
 PATIENCE = timedelta(minutes=30)
 POLL_S = 0.02
+TELL_AFTER_S = 20.0  # of waiting for a rank; torchrun gives a node that joins late up after a minute
 # Until a file that one node wrote is there on another: NFS keeps what it knew for as long.
 SEEN_WITHIN_S = 60.0
 
@@ -42,17 +43,21 @@ SEEN_WITHIN_S = 60.0
 class Meeting:
     """The ranks of one attempt of a job; alone, every method is free."""
 
-    def __init__(self, launch: Launch, *, store: Store | None = None) -> None:
-        self.launch = launch
+    def __init__(
+        self, launch: Launch, *, store: Store | None = None, on_progress: OnProgress = ignore
+    ) -> None:
+        self.launch, self._on_progress = launch, on_progress
         self._store: Store | None = None  # of this attempt alone
         self._round = 0
         if store is not None:
             with lost_ranks():
-                self._group = meet(store, rank=launch.rank, num_ranks=launch.num_ranks)
+                self._group = meet(
+                    store, rank=launch.rank, num_ranks=launch.num_ranks, on_wait=self._tell_missing
+                )
                 self._store = PrefixStore(f"flatout/{self._group}", store)
 
     @classmethod
-    def join(cls) -> Meeting:
+    def join(cls, *, on_progress: OnProgress = ignore) -> Meeting:
         """Meet the ranks that the launcher's environment names; without one, this process is alone."""
         launch = read_launch()
         if launch.is_launched:
@@ -71,7 +76,7 @@ class Meeting:
             found: Store = next(iter(rendezvous(url, timeout=PATIENCE)))[0]
         while isinstance(found, PrefixStore):  # of one attempt, as its agent counts
             found = found.underlying_store
-        return cls(launch, store=found)
+        return cls(launch, store=found, on_progress=on_progress)
 
     @property
     def first(self) -> bool:
@@ -154,16 +159,33 @@ class Meeting:
             self.gather("")
         raise BadInput(message, hint=hint)
 
+    def _tell_missing(self, ranks: list[int]) -> None:
+        """Say who is waited for, once on every node."""
+        if self.launch.local_rank:
+            return
+        shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+        told = f"waiting for rank {shown} of {self.launch.num_ranks}"
+        if self.launch.has_store:
+            told += (
+                "; torch tells a node that joins a running job where to meet only with "
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on all nodes"
+            )
+        self._on_progress(told)
+
     def _place(self) -> str:
         return f"{socket.gethostname()} (node {self.launch.node or 0})"
 
 
-def meet(store: Store, *, rank: int, num_ranks: int) -> str:
-    """A name that exactly the ranks of this attempt know."""
+def meet(store: Store, *, rank: int, num_ranks: int, on_wait: Callable[[list[int]], None] = ignore) -> str:
+    """A name that exactly the ranks of this attempt know; `on_wait` is told who is late, once."""
     own, place = uuid.uuid4().hex, f"flatout/{num_ranks}"
     store.set(f"{place}/{rank}", own)
     if rank == 0:
-        return _assemble(store, [f"{place}/{each}" for each in range(num_ranks)])
+        return _assemble(store, [f"{place}/{each}" for each in range(num_ranks)], on_wait=on_wait)
+    try:
+        store.wait([own], timedelta(seconds=TELL_AFTER_S))
+    except RuntimeError:
+        on_wait([0])
     group = store.get(own).decode()
     while True:
         store.set(f"{group}/{rank}", "here")
@@ -173,10 +195,11 @@ def meet(store: Store, *, rank: int, num_ranks: int) -> str:
         group = following  # somebody in the group before was of an earlier attempt
 
 
-def _assemble(store: Store, keys: list[str]) -> str:
+def _assemble(store: Store, keys: list[str], *, on_wait: Callable[[list[int]], None]) -> str:
     """Name a group until all of it answers; `next` of a group is itself, or the one that replaces it."""
-    group, members = "", list[bytes]()
-    deadline_s = time.monotonic() + PATIENCE.total_seconds()
+    group, members, told = "", list[bytes](), False
+    began_s = time.monotonic()
+    deadline_s = began_s + PATIENCE.total_seconds()
     while time.monotonic() < deadline_s:
         if store.check(keys):
             found = store.multi_get(keys)
@@ -190,6 +213,9 @@ def _assemble(store: Store, keys: list[str]) -> str:
             if not answers or store.check(answers):
                 store.set(f"{group}/next", group)
                 return group
+        if not told and time.monotonic() - began_s > TELL_AFTER_S:
+            told = True
+            on_wait([rank for rank, key in enumerate(keys) if not store.check([key])])
         time.sleep(POLL_S)
     came = sum(store.check([key]) for key in keys)
     raise RuntimeError(f"{came} of {len(keys)} came within {PATIENCE}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -112,6 +114,32 @@ def test_who_does_not_come_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meetings, "PATIENCE", timedelta(seconds=0.05))
     with pytest.raises(ChildDied, match="1 of 2 came"):
         Meeting(launch(0), store=HashStore())
+
+
+@pytest.mark.parametrize("has_store", [True, False])
+def test_who_is_late_is_named_once_on_each_node(has_store: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meetings, "TELL_AFTER_S", 0.05)
+    store, told = HashStore(), list[str]()
+    launches = [launch(0, 4), launch(1, 4, local_rank=1), launch(2, 4), launch(3, 4, local_rank=1)]
+    launches = [dataclasses.replace(each, has_store=has_store) for each in launches]
+
+    def join(one: Launch) -> str:
+        return Meeting(one, store=store, on_progress=told.append).gather("here")[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        late = [pool.submit(join, each) for each in launches[2:]]  # the first is not there yet
+        while not told:
+            time.sleep(0.01)
+        first = pool.submit(join, launches[0])
+        while len(told) < 2:
+            time.sleep(0.01)
+        last = pool.submit(join, launches[1])
+        assert [each.result(timeout=60) for each in (first, last, *late)] == 4 * ["here"]
+    assert [each.partition(";")[0] for each in told] == [
+        "waiting for rank 0 of 4",
+        "waiting for rank 1 of 4",
+    ]
+    assert all(("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in each) == has_store for each in told)
 
 
 def test_a_node_with_a_disk_of_its_own_is_named_to_all(

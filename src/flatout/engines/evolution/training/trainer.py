@@ -99,7 +99,7 @@ def evolve(
     """
     given, task = _apart(given_settings(settings, changes, read=read_settings))
     name = Path(str(given.get("task") or "task")).stem
-    meeting = Meeting.join()
+    meeting = Meeting.join(on_progress=on_progress)
     out, resume = meeting.begin(
         lambda again: choose_folder(given.get("out"), kind=VERB, name=name, resume=again),
         begun=lambda: find_begun(given.get("out"), kind=VERB),
