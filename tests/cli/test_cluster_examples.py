@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -156,17 +157,22 @@ def exported() -> set[str]:
     return {metric_name(figure) for figure in figures(whole)}
 
 
-def queries() -> Iterator[str]:
-    dashboard = json.loads((FLEET / "grafana" / "flatout.json").read_text())
-    for panel in dashboard["panels"]:
-        yield from (target["expr"] for target in panel["targets"])
-    yield from (variable["query"]["query"] for variable in dashboard["templating"]["list"])
-    for group in read(FLEET / "alerts.yml")["groups"]:
-        yield from (rule["expr"] for rule in group["rules"])
+def dashboard() -> Any:
+    return json.loads((FLEET / "grafana" / "flatout.json").read_text())
+
+
+def dashboard_queries() -> list[str]:
+    return [target["expr"] for panel in dashboard()["panels"] for target in panel["targets"]]
+
+
+def variable_queries() -> list[str]:
+    return [variable["query"]["query"] for variable in dashboard()["templating"]["list"]]
 
 
 def test_every_figure_that_is_asked_for_is_exported() -> None:
-    named = {name for query in queries() for name in re.findall(r"flatout_\w+", query)}
+    rules = [rule["expr"] for group in read(FLEET / "alerts.yml")["groups"] for rule in group["rules"]]
+    queries = [*dashboard_queries(), *variable_queries(), *rules]
+    named = {name for query in queries for name in re.findall(r"flatout_\w+", query)}
     assert len(named) > 12
     assert named <= exported()
 
@@ -203,48 +209,120 @@ def wait_until(look: Callable[[], Any], *, longest_s: float = 120.0) -> Any:
     return found
 
 
-def test_prometheus_keeps_what_is_served(tmp_path: Path) -> None:
-    sample = Sample(time_s=1.0, host=HostSample(cores=8.0), job=JobSample(pid=7, name='a "job"', steps=41))
-    subprocess.run([tool("promtool"), "check", "metrics"], input=exposition(sample).encode(), check=True)
-    endpoint = MetricsEndpoint(0)
-    endpoint(sample)
-    config = read(FLEET / "prometheus.yml")
-    target = {"targets": [f"127.0.0.1:{endpoint.port}"]}
-    config["scrape_configs"] = [
-        {
-            "job_name": "flatout",
-            "scrape_interval": "100ms",
-            "scrape_timeout": "100ms",
-            "static_configs": [target],
-        }
-    ]
-    shutil.copy(FLEET / "alerts.yml", tmp_path)
-    (tmp_path / "prometheus.yml").write_text(json.dumps(config))
-    log = tmp_path / "log"
+SAMPLE = Sample(
+    time_s=1.0,
+    host=HostSample(
+        cpu_share=0.5,
+        cores=8.0,
+        memory_used_bytes=1,
+        memory_total_bytes=2,
+        network_received_bytes_per_s=3.0,
+        network_sent_bytes_per_s=4.0,
+    ),
+    gpus=(
+        GpuSample(
+            index=0,
+            utilisation_share=0.9,
+            sm_active_share=0.5,
+            memory_used_bytes=1,
+            memory_total_bytes=2,
+            power_w=300.0,
+            temperature_c=60.0,
+        ),
+    ),
+    job=JobSample(
+        pid=7,
+        name='a "job"',
+        steps=41,
+        steps_per_s=2.0,
+        samples_per_s=16.0,
+        since_step_s=0.1,
+        phases={"wait": 0.2},
+        loss=1.5,
+        energy_per_step_j=100.0,
+    ),
+)
+
+
+@contextlib.contextmanager
+def prometheus(config: str, *options: str, folder: Path, **variables: str) -> Iterator[str]:
+    """A server that runs while the block does; its address."""
+    folder.mkdir()
+    (folder / "config.yml").write_text(config)
+    shutil.copy(FLEET / "alerts.yml", folder)
+    log = folder / "log"
+    given = [f"--config.file={folder / 'config.yml'}", "--web.listen-address=127.0.0.1:0", *options]
     with log.open("wb") as said:
         server = subprocess.Popen(
-            [
-                tool("prometheus"),
-                f"--config.file={tmp_path / 'prometheus.yml'}",
-                f"--storage.tsdb.path={tmp_path / 'data'}",
-                "--web.listen-address=127.0.0.1:0",
-            ],
-            stderr=said,
+            [tool("prometheus"), *given], cwd=folder, env={**os.environ, **variables}, stderr=said
         )
     try:
-        address = wait_until(lambda: re.search(r"address=(127[\d.]+:[1-9]\d*)", log.read_text()))[1]
-        question = urllib.parse.urlencode({"query": "flatout_job_steps_total"})
-
-        def answer() -> Any:
-            try:
-                with urllib.request.urlopen(f"http://{address}/api/v1/query?{question}") as reply:
-                    return json.load(reply)["data"]["result"]
-            except urllib.error.URLError:  # it listens before it is ready
-                return None
-
-        (found,) = wait_until(answer)
-        assert (found["metric"]["job_name"], found["value"][1]) == ('a "job"', "41")
+        yield wait_until(lambda: re.search(r"address=(127[\d.]+:[1-9]\d*)", log.read_text()))[1]
     finally:
         server.kill()
         server.wait()
-        endpoint.close()
+
+
+def ask(address: str, path: str, **question: str) -> Any:
+    """What a server answers; None until it is ready."""
+    try:
+        url = f"http://{address}/api/v1/{path}?{urllib.parse.urlencode(question)}"
+        with urllib.request.urlopen(url) as reply:
+            return json.load(reply)["data"]
+    except urllib.error.HTTPError as error:
+        if error.code == 503:  # it listens before it is ready
+            return None
+        raise AssertionError(f"{question}: {error.read().decode()}") from error
+    except urllib.error.URLError:
+        return None
+
+
+def test_what_a_node_serves_arrives_at_the_centre_and_answers_every_query(tmp_path: Path) -> None:
+    """The servers of the compose file, as Debian has them: an agent that asks, and a centre that it tells."""
+    subprocess.run([tool("promtool"), "check", "metrics"], input=exposition(SAMPLE).encode(), check=True)
+    endpoint = MetricsEndpoint(0)
+    endpoint(SAMPLE)
+    centre_config = (FLEET / "prometheus.yml").read_text().replace("15s", "200ms")
+    node_config = (FLEET / "node.yml").read_text().replace("5s", "200ms")
+    version = subprocess.check_output([tool("prometheus"), "--version"], text=True)
+    as_agent = "--enable-feature=agent,expand-external-labels" if " version 2." in version else "--agent"
+    with (
+        contextlib.closing(endpoint),
+        prometheus(
+            centre_config,
+            "--web.enable-remote-write-receiver",
+            f"--storage.tsdb.path={tmp_path / 'data'}",
+            folder=tmp_path / "centre",
+        ) as centre,
+        prometheus(
+            node_config.replace("127.0.0.1:9401", f"127.0.0.1:{endpoint.port}").replace(
+                "centre:9090", centre
+            ),
+            as_agent,
+            f"--storage.agent.path={tmp_path / 'agent'}",
+            folder=tmp_path / "node",
+            NODE="node-7",
+        ),
+    ):
+
+        def answer(query: str) -> Any:
+            return (ask(centre, "query", query=query) or {}).get("result")
+
+        (found,) = wait_until(lambda: answer("flatout_job_steps_total"))
+        assert (found["metric"]["job_name"], found["value"][1]) == ('a "job"', "41")
+        shown = [query.replace("$node", ".*") for query in dashboard_queries()]
+        assert len(shown) == 17
+        assert [query for query in shown if not answer(query)] == []
+        assert {
+            each["metric"]["node"] for query in shown for each in answer(query) if "node" in each["metric"]
+        } == {"node-7"}
+        for metric, label in re.findall(r"label_values\((\w+), (\w+)\)", " ".join(variable_queries())):
+            assert ask(centre, f"label/{label}/values", **{"match[]": metric}) == ["node-7"]
+        groups = wait_until(
+            lambda: [
+                group
+                for group in (ask(centre, "rules") or {"groups": []})["groups"]
+                if all(rule["health"] != "unknown" for rule in group["rules"])
+            ]
+        )
+        assert {rule["health"] for group in groups for rule in group["rules"]} == {"ok"}
