@@ -1,6 +1,6 @@
 """Two workers against one, and where the rest of the second goes.
 
-    python benchmarks/scale/efficiency.py [--rounds 1] [--tuning] [--save]
+    python benchmarks/scale/efficiency.py [--rounds 1] [--part search|tuning] [--save]
 
 A search is run by one worker and by two, in turn.  Its judge waits 30 ms for each text, as if the work were
 done by a GPU of the worker's own.  The rows of both workers are looked at twenty times a second, which gives
@@ -12,8 +12,13 @@ the parts of what is lost:
 and `join_s`, for which the first worker would work alone while the second loads, which costs a long search
 little.  It waits here, so that both begin together.
 
-Of a tuning on Ray, one node is held against two.  What a second node cannot take over: the start and the end,
-trials that wait for an answer, and those that ran ahead and were not asked for.
+A tuning is run on a Ray cluster of one node and of two.  Its tasks are counted four times a second.  What is
+lost of the second node:
+
+    start_end  before the first task and after the last one, both nodes wait
+    waits      between them a node waits for an answer that decides what is tried next, or for the last trial
+    more_work  seconds of tasks beyond those of one node: trials that ran ahead and were not asked for, and
+               trials that take longer beside another on the same machine
 """
 
 from __future__ import annotations
@@ -28,12 +33,12 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks"), str(Path(__file__).parent)]
-from faults_search import LIMIT_S, SCRIPT, Command, Search, diagnose  # noqa: E402
+from faults_search import SCRIPT, Command, Search, diagnose, running_tasks, saved_rows  # noqa: E402
 from interleaved import report  # noqa: E402
 
 from tests.support.two_nodes import TwoNodes  # noqa: E402
 
-LOOK_S = 0.05
+LOOK_S, LOOK_AT_TASKS_S = 0.05, 0.25
 TRIALS = 60
 
 
@@ -83,7 +88,7 @@ def compare(alone: dict[str, Any], together: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_tuning(folder: Path, *, nodes: int) -> dict[str, Any]:
-    """Seconds of a tuning whose trials run on so many nodes."""
+    """Seconds of a tuning whose trials run on so many nodes, and node-seconds with and without a task."""
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
     diagnose(folder)
@@ -92,36 +97,63 @@ def run_tuning(folder: Path, *, nodes: int) -> dict[str, Any]:
         tune = Command(
             folder, "tune", *given, "--ray", cluster.address, "train.py", environment=cluster.environment
         )
-        began_s = time.monotonic()
+        began_s = before_s = time.monotonic()
         tune.start()
-        code = tune.process.wait(timeout=LIMIT_S)
-    return {"exit_code": code, "seconds": time.monotonic() - began_s}
+        busy_s, first_s, last_s = 0.0, None, began_s
+        while tune.process.poll() is None:
+            time.sleep(LOOK_AT_TASKS_S)
+            number, now_s = len(running_tasks(cluster)), time.monotonic()
+            busy_s += number * (now_s - before_s)
+            if number:
+                first_s, last_s = first_s or before_s, now_s
+            before_s = now_s
+        ended_s = time.monotonic()
+    if tune.process.returncode or first_s is None:
+        raise RuntimeError(tune.log.read_text()[-1000:])
+    return {
+        "seconds": ended_s - began_s,
+        "busy_s": busy_s,
+        "start_end_s": nodes * (first_s - began_s + ended_s - last_s),
+        "waits_s": nodes * (last_s - first_s) - busy_s,
+    }
+
+
+def compare_tunings(one: dict[str, Any], two: dict[str, Any]) -> dict[str, Any]:
+    """What the second node gains, and the parts of what it does not: their sum is the rest to 1."""
+    whole_s = 2 * two["seconds"]
+    return {
+        "speedup": one["seconds"] / two["seconds"],
+        "efficiency": one["seconds"] / whole_s,
+        "lost_start_end": (two["start_end_s"] - one["start_end_s"]) / whole_s,
+        "lost_waits": (two["waits_s"] - one["waits_s"]) / whole_s,
+        "lost_more_work": (two["busy_s"] - one["busy_s"]) / whole_s,
+        "one": one,
+        "two": two,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--tuning", action="store_true", help="also a tuning on one node and on two")
+    parser.add_argument("--rounds", type=int, default=1, help="of the search")
+    parser.add_argument("--part", choices=["search", "tuning"], help="both, where none is named")
     parser.add_argument("--save", action="store_true")
     options = parser.parse_args()
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
     rows: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for number in range(options.rounds):
+        for number in range(options.rounds if options.part != "tuning" else 0):
             alone, together = (run_search(folder / f"{number}-{each}", workers=each) for each in (1, 2))
-            rows[f"search, round {number}"] = {
-                **compare(alone, together),
-                "load": os.getloadavg()[0],
-                "cores": os.cpu_count(),
-            }
-        if options.tuning:
+            rows[f"search, round {number}"] = compare(alone, together)
+        if options.part != "search":
             one, two = (run_tuning(folder / f"tuning-{each}", nodes=each) for each in (1, 2))
-            speedup = one["seconds"] / two["seconds"]
-            rows["tuning"] = {"one": one, "two": two, "speedup": speedup, "efficiency": speedup / 2}
+            rows["tuning"] = compare_tunings(one, two)
     for row, found in rows.items():
+        found |= {"load": os.getloadavg()[0], "cores": os.cpu_count()}
         lost = ", ".join(f"{part[5:]} {found[part]:.0%}" for part in found if part.startswith("lost_"))
-        print(f"{row:<18} {found['speedup']:.2f}x of 2 {f'(lost: {lost})' if lost else ''}")
+        print(f"{row:<18} {found['speedup']:.2f}x of 2 (lost: {lost})")
+    if options.save and options.part:
+        rows = saved_rows("efficiency") | rows
     report("efficiency", rows, folder=Path(__file__).parent, save=options.save)
 
 

@@ -104,11 +104,13 @@ class Phases:
 def run_rank(verb: str, config: Path, result: Path) -> None:
     """Run one rank of a job with its phases timed; the first writes them."""
     from flatout.engines.run.checkpoints import Checkpoints
+    from flatout.engines.run.log import RunLog
     from flatout.engines.run.meeting import Meeting
     from flatout.engines.run.ranks import Ranks
 
     phases = Phases()
     phases.wrap(Checkpoints, "save", "files")
+    phases.wrap(RunLog, "flush", "files")
     for name in ("gather", "sum_in_order", "share_weights"):
         phases.wrap(Ranks, name, "exchange")
     phases.wrap(Meeting, "gather", "exchange")

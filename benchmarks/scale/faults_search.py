@@ -159,14 +159,19 @@ def kill_local_worker(search: Search) -> None:
     os.kill(int(words.split()[-1]), signal.SIGKILL)
 
 
-def kill_task(nodes: TwoNodes) -> None:
-    """Kill a process of Ray that runs a task."""
+def running_tasks(nodes: TwoNodes) -> list[psutil.Process]:
+    """The processes of Ray that run a task."""
+    found = []
     for process in psutil.Process(nodes.pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if process.cmdline()[:1] == ["ray::_run_there"]:
-                process.kill()
-                return
-    raise RuntimeError("no task runs")
+                found.append(process)
+    return found
+
+
+def kill_task(nodes: TwoNodes) -> None:
+    """Kill a process of Ray that runs a task."""
+    running_tasks(nodes)[0].kill()
 
 
 def stall(_: Command) -> None:
@@ -272,6 +277,13 @@ def inside_namespace(only: str) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])  # type: ignore[no-any-return]
 
 
+def saved_rows(subject: str) -> dict[str, Any]:
+    """The rows that were measured last: those that are not measured again stay as they are."""
+    saved = sorted((Path(__file__).parent / "results").glob(f"{subject}_*.json"))
+    known = json.loads(saved[-1].read_text()) if saved else {}
+    return {name: row for name, row in known.items() if isinstance(row, dict)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="faults whose name has this part")
@@ -296,10 +308,8 @@ def main() -> None:
         print(json.dumps(rows))
         return
     rows |= inside_namespace(options.only)
-    if options.save and options.only:  # the others stay as they are
-        saved = sorted((Path(__file__).parent / "results").glob("faults-search_*.json"))
-        known = json.loads(saved[-1].read_text()) if saved else {}
-        rows = {name: row for name, row in known.items() if isinstance(row, dict)} | rows
+    if options.save and options.only:
+        rows = saved_rows("faults-search") | rows
     for name, row in rows.items():
         shown = row.get("failed") or f"{row['rows_before']:>4} rows before, {row['rows_lost']} lost"
         print(f"{name:<45} {shown}")

@@ -5,11 +5,14 @@
 Two torchrun agents on this machine are the nodes.  Every fault comes in the middle of a run.  `lost` counts
 iterations that are missing from the log at the end, or all of them where the weights are not those of one
 undisturbed process, bit for bit.  `again` counts iterations that were finished, and were computed once more.
+All of it happens in a network namespace, whose only link is a loopback that can be taken down: root needed.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -83,6 +86,13 @@ def stall(job: Job, stall_s: float) -> None:
             time.sleep(stall_s)
 
 
+def stall_network(_job: Job, stall_s: float) -> None:
+    """Take the link between the nodes down, and up after a while."""
+    for state, pause_s in (("down", stall_s), ("up", 0.0)):
+        subprocess.run(["ip", "link", "set", "lo", state], check=True)
+        time.sleep(pause_s)
+
+
 FAULTS: dict[str, tuple[str, Callable[[Job, float], None]]] = {
     "kill -9 of a rank": ("2", kill_worker(1)),
     "kill -9 of the first rank": ("2", kill_worker(0)),
@@ -90,6 +100,7 @@ FAULTS: dict[str, tuple[str, Callable[[Job, float], None]]] = {
     "kill -9 of a node, started again": ("1:2", kill_agent(1)),
     "kill -9 of both nodes, --resume": ("2", kill_all),
     "a node stalls": ("2", stall),
+    "the network stalls": ("2", stall_network),
 }
 
 
@@ -120,13 +131,27 @@ def main() -> None:
     parser.add_argument("--verb", choices=[*VERBS], action="append")
     parser.add_argument("--stall", type=float, default=30.0, help="seconds (default: 30)")
     parser.add_argument("--fault", choices=[*FAULTS], action="append", help="all, where none is named")
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if not given.inside:
+        own = ["sh", sys.executable, *sys.argv, "--inside"]
+        os.execvp("unshare", ["unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', *own])
     with tempfile.TemporaryDirectory() as name:
         for verb in given.verb or VERBS:
             folder = Path(name) / verb
             folder.mkdir()
             rows = faults_of(verb, folder, faults=given.fault or [*FAULTS], stall_s=given.stall)
+            if given.save and given.fault:
+                rows = merge_saved(f"faults-{verb}", rows)
             report(f"faults-{verb}", {"stall_s": given.stall, "rows": rows}, folder=HERE, save=given.save)
+
+
+def merge_saved(subject: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows of all faults: those that were measured again, and the others as they were saved."""
+    saved = sorted((HERE / "results").glob(f"{subject}_*.json"))
+    known = json.loads(saved[-1].read_text())["rows"] if saved else []
+    found = {row["fault"]: row for row in [*known, *rows]}
+    return [found[fault] for fault in FAULTS if fault in found]
 
 
 def faults_of(verb: str, folder: Path, *, faults: list[str], stall_s: float) -> list[dict[str, Any]]:

@@ -22,6 +22,7 @@ from torch.distributed import TCPStore
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
 # torch 2.13 tells an agent that joins later where the ranks meet only if each round has its own store.
 ENVIRONMENT["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+ENVIRONMENT["GLOO_SOCKET_IFNAME"] = "lo"  # the only link of a namespace
 # A node that is gone is found out within seconds; torchrun's own limits are 30 s and 15 s.
 RENDEZVOUS = "is_host=0,last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=5"
 PATIENCE_S = 400.0
@@ -140,7 +141,8 @@ class Job:
     def start(self, node: int, *more: str) -> None:
         """Start an agent, as the first or as another attempt of its node."""
         place = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self._store.port}"]
-        agent = ["--nnodes", self._nodes, "--nproc-per-node", "1", "--max-restarts", "4", *place]
+        agent = ["--nnodes", self._nodes, "--nproc-per-node", "1", "--max-restarts", "4"]
+        agent += ["--local-addr", "127.0.0.1", *place]
         self.agents[node] = subprocess.Popen(
             [
                 *(sys.executable, "-m", "torch.distributed.run", *agent, "--rdzv-id", "job"),
