@@ -1,8 +1,8 @@
 #!/bin/bash
-# ./ray_job.sh http://head-node:8265 syc.yaml
+# ./ray_job.sh http://head-node:8265 syc.yaml [FOLDER]
 # The command runs in the cluster as the first worker, with a GPU of its own; seven others are tasks with one each.
-# /shared is a folder that all nodes see.  Killed, the same command goes on.
+# FOLDER (/shared/runs) is one that all nodes see.  Killed, the same command goes on.
 set -euo pipefail
 
-ray job submit --address "$1" --working-dir . --entrypoint-num-gpus 1 --no-wait -- \
-  flatout steer search "$2" --out "/shared/runs/$(basename "$2" .yaml)" --ray auto --workers 7
+ray job submit --address "$1" --working-dir . --entrypoint-num-gpus 1 -- \
+  flatout steer search "$2" --out "${3:-/shared/runs}/$(basename "$2" .yaml)" --ray auto --workers 7

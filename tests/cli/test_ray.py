@@ -1,4 +1,4 @@
-"""A search and the trials of a tuning on a real Ray cluster, one of whose nodes is killed and replaced."""
+"""A search and the trials of a tuning on a real Ray cluster; a node is killed, and another joins late."""
 
 from __future__ import annotations
 
@@ -77,6 +77,9 @@ print(json.dumps([[run.ended, run.losses, len(run.blocks_s)] for run in found]))
 """
 
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "cluster" / "ray_job.sh"
+
+
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[TwoNodes]:
     with TwoNodes() as made:
@@ -123,9 +126,12 @@ def test_a_killed_node_costs_a_search_no_row_and_its_worker_goes_on_elsewhere(
     nodes.remove()
     until(lambda: sum(map(psutil.pid_exists, workers)) == 1)  # a worker ends with its node
     nodes.add()
+    # The other node is full: who was lost begins again on the one that joined.
+    until(lambda: driver.poll() is not None or len([*tmp_path.glob("waits-*")]) == 3)
     (tmp_path / "open").touch()
     printed, told = driver.communicate()
     assert driver.returncode == 0, told
+    assert len([*tmp_path.glob("waits-*")]) >= 3, told
     after = rows_in(out)
     for name, rows in before.items():
         assert after[name][: len(rows)] == rows, "a finished row was lost"
@@ -144,6 +150,9 @@ def test_a_pair_is_one_task_and_what_a_lost_node_ran_runs_again(nodes: TwoNodes,
     assert driver.poll() is None, driver.communicate()
     nodes.remove()
     nodes.add()
+    until(
+        lambda: driver.poll() is not None or len([*tmp_path.glob("waits-*")]) == 3
+    )  # on the one that joined
     (tmp_path / "open").touch()
     printed, told = driver.communicate()
     assert driver.returncode == 0, told
@@ -152,3 +161,27 @@ def test_a_pair_is_one_task_and_what_a_lost_node_ran_runs_again(nodes: TwoNodes,
     assert found[0][0] == "measured" and found[0][2] == 2
     _, *written = (tmp_path / "journal.jsonl").read_text().splitlines()
     assert sorted(len(json.loads(line)["results"]) for line in written) == [1, 2]
+
+
+def test_the_job_of_the_examples_runs_on_a_cluster(tmp_path: Path) -> None:
+    """Ray copies the folder of the settings to its nodes, and runs the command there."""
+    pytest.importorskip("aiohttp_cors", reason="Ray takes no jobs: pip install 'ray[default]'")
+    given = tiny_search(write_tiny(tmp_path / "tiny"), tmp_path / "runs" / "search", max_new_tokens=3)
+    del given["out"]
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "search.yaml").write_text(json.dumps(given))
+    with TwoNodes(takes_jobs=True) as nodes:
+        done = subprocess.run(
+            [EXAMPLE, nodes.jobs, "search.yaml", tmp_path / "runs"],
+            cwd=tmp_path / "job",
+            env=nodes.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=600,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads((tmp_path / "runs" / "search" / "result.json").read_text())
+    assert len(result["trials"]) >= 12
+    assert {trial["state"] for trial in result["trials"]} <= {"complete", "pruned"}
+    assert "worker ray-0" in done.stdout  # a task of the cluster, not the command alone

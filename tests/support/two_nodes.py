@@ -17,6 +17,7 @@ from typing import Self
 
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
+    "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]),  # for a job's command
     "PYTHONPATH": os.pathsep.join(sys.path),
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
@@ -27,14 +28,17 @@ STORE_BYTES = 80 * 2**20  # /dev/shm of a container is small; Ray takes no less 
 
 
 class TwoNodes:
-    """Nodes of one CPU each, or of `cpus`, while the block lasts."""
+    """Nodes of one CPU each, or of `cpus`, while the block lasts.
 
-    def __init__(self, *, cpus: int = 1, nodes: int = 2) -> None:
+    `takes_jobs` starts the server that `ray job submit` talks to, at `jobs`, on nodes that claim a GPU.
+    """
+
+    def __init__(self, *, cpus: int = 1, nodes: int = 2, takes_jobs: bool = False) -> None:
         self._folder = tempfile.mkdtemp(prefix="fo-ray-", dir="/tmp")  # a socket's path must be short
         os.mkdir(f"{self._folder}/ray")
         self.environment = {**os.environ, **ENVIRONMENT, "RAY_TMPDIR": self._folder}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.two_nodes", str(cpus), str(nodes)],
+            [sys.executable, "-m", "tests.support.two_nodes", str(cpus), str(nodes), str(int(takes_jobs))],
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -45,6 +49,7 @@ class TwoNodes:
 
     def __enter__(self) -> Self:
         self.address = self._answer()
+        self.jobs = f"http://{self._answer()}"
         return self
 
     def __exit__(
@@ -75,15 +80,16 @@ class TwoNodes:
         raise RuntimeError(f"no Ray cluster: {self._process.stderr.read()[-2000:]}")
 
 
-def main(cpus: str, nodes: str) -> None:
+def main(cpus: str, nodes: str, takes_jobs: str) -> None:
     from ray.cluster_utils import Cluster
 
-    each = {"num_cpus": int(cpus), "num_gpus": 0, "object_store_memory": STORE_BYTES}
-    head = {**each, "include_dashboard": False}
+    each = {"num_cpus": int(cpus), "num_gpus": int(takes_jobs), "object_store_memory": STORE_BYTES}
+    head = {**each, "include_dashboard": bool(int(takes_jobs)), "dashboard_port": 0}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     joined = [cluster.add_node(wait=False, **each) for _ in range(int(nodes) - 1)]
     cluster.wait_for_nodes()
     print("flatout", cluster.address, flush=True)
+    print("flatout", cluster.head_node.webui_url or "none", flush=True)
     for line in sys.stdin:
         if line.strip() == "remove":
             cluster.remove_node(joined.pop(), allow_graceful=False)

@@ -30,6 +30,7 @@ class RayCluster:
         self.address, self.gpus, self._cpus = address, gpus, cpus
         self.ray: Any = import_extra("ray", extra="ray")
         self._had_connection = self.ray.is_initialized()
+        self._folder = os.getcwd()  # before Ray connects, which may replace its copy of a job's folder
         self._running: set[Any] = set()
         self._output = contextlib.redirect_stdout(sys.stderr)  # Ray prints there what is not our result
         self._avoided: list[str] = []
@@ -100,7 +101,7 @@ class RayCluster:
         if self._avoided:
             options["label_selector"] = {NODE_LABEL: f"!in({','.join(self._avoided)})"}
         start = self.ray.remote(_run_there).options(**options)
-        task = start.remote(function, os.getcwd(), arguments)
+        task = start.remote(function, self._folder, arguments)
         self._running.add(task)
         return task
 
