@@ -82,7 +82,7 @@ def tune(
       flatout tune --undo
       flatout tune --ranks 2 train.py
       flatout tune --ray auto train.py --epochs 3
-      ray job submit --working-dir . -- flatout tune --ray auto train.py --epochs 3
+      ray job submit -- env -C /shared/project flatout tune --ray auto train.py --epochs 3
       flatout tune --allow-lossy --to a100.toml -m pkg.train --lr 1e-3
       flatout run train.py --epochs 3
 
