@@ -175,7 +175,7 @@ def rules(
     from flatout.doctor.rules_page import sections_markdown, speaks
 
     (rule,) = chosen
-    proved = f"\n\nProved by: {', '.join(rule.arms)}. Speaks {speaks(rule)}." if rule.arms else ""
+    proved = f"\n\nProved by: {', '.join(rule.arms)}. Reported {speaks(rule)}." if rule.arms else ""
     proved += f"\n\nflatout tune can try it: {', '.join(rule.tune)}." if rule.tune else ""
     plain_console().print(
         Markdown(f"# {rule.code} {rule.name}\n\n{sections_markdown(rule, level=2)}{proved}")

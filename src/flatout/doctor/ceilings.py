@@ -75,7 +75,7 @@ def _capped(ceiling: Ceiling, observed_share: float | None) -> Ceiling:
 
 def _noise(ceiling: Ceiling) -> str:
     interval = f"{show_ratio(ceiling.speedup_low)} to {show_ratio(ceiling.speedup_high)}"
-    return f"{ceiling.arm}: {show_ratio(ceiling.speedup)} ({interval}), inside the noise of this run"
+    return f"{ceiling.arm}: {show_ratio(ceiling.speedup)} ({interval}), within the noise of this run"
 
 
 def shows_no_gain(ceiling: Ceiling) -> bool:

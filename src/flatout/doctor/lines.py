@@ -22,7 +22,7 @@ from flatout.measure.evidence import Evidence, OptimizerSetup, Place, Site, Site
 
 FEWEST_LOOKS, FEWEST_STEPS, NUM_RESAMPLES = 100, 3, 1000
 FEWEST_SAMPLES = 5  # looks at a block
-FEWEST_BETWEEN = 20  # looks at the time between the phases
+FEWEST_BETWEEN = 20  # samples between the phases
 LEAST_OPTIMIZER_SHARE = 0.05
 # Fetching samples one by one is what a dataset is for; its cost belongs to the rules of the loader.
 _FETCHING = ("__getitem__", "__getitems__", "__iter__", "__next__")
@@ -283,7 +283,7 @@ def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:
 def timing(evidence: Evidence, line: CodeLine) -> str:
     """The seconds a line's calls take, beside the step they were taken from."""
     if line.total_s is None:
-        return "how long its calls take was not timed; its share is of looks at the stack, or of its block"
+        return "its calls were not timed; the share comes from stack samples, or from its block"
     step = show_seconds(evidence.attributed_step_s)
     words = f"{show_seconds(line.total_s)} of a step of {step} while calls were timed"
     share = line_share(evidence, line)
@@ -334,7 +334,7 @@ def found_between_phases(
             evidence,
             place,
             f"{what} {show_share(share)} of the step",
-            figures=(f"on the stack in {samples} of {looks} looks between the phases",),
+            figures=(f"on the stack in {samples} of {looks} samples between the phases",),
             share=share,
             fix=fix,
             safety=safety,

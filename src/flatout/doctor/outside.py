@@ -57,12 +57,12 @@ def _figures(evidence: Evidence, episode: Episode) -> list[str]:
     figures = [
         f"seen {times} in {episode.num_steps} steps, {show_seconds(each_s)} each",
         f"a typical step takes {show_seconds(evidence.step_s)}",
-        f"on the stack in {episode.samples} looks, some 25 a second",
+        f"on the stack in {episode.samples} samples, about 25 per second",
     ]
     if episode.inside is not None:
         figures.append(f"most of the time at {episode.inside}")
     if episode.with_epoch:
-        figures.append("it comes with every epoch, and is spread over the epoch's length")
+        figures.append("it recurs every epoch, and its time is spread over the epoch")
     if episode.per_step_s is None:
-        figures.append("seen once: how often it comes is unknown, so there is no ceiling")
+        figures.append("seen once: how often it recurs is unknown, so there is no ceiling")
     return figures

@@ -77,7 +77,7 @@ def _figures(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[tuple[
 
 def _summary(evidence: Evidence, findings: Sequence[Finding]) -> Html:
     if not findings:
-        checked = ", ".join(instruments(evidence)) or "nothing: the job gave no step to measure"
+        checked = ", ".join(instruments(evidence)) or "nothing: no step could be measured"
         left = unexplained(evidence)
         none = "None." if left is None else f"No rule names a line, but {left}"
         return section("Findings", tag("p", none), tag("p", f"Checked: {checked}."), anchor="findings")
@@ -93,7 +93,8 @@ def _summary(evidence: Evidence, findings: Sequence[Finding]) -> Html:
     ]
     listed = table(("finding", "share", "ceiling"), rows, numbers=(1,))
     note = (
-        "Share: of the step, spent on this cause. Ceiling: how much faster the step is without it, measured."
+        "Share: the part of the step spent on this cause. "
+        "Ceiling: how much faster the step gets without it, measured."
     )
     return section("Findings", listed, note=note, anchor="findings")
 
@@ -120,7 +121,7 @@ def _step(evidence: Evidence) -> Html | None:
         for row, phase in zip(rows, PHASES, strict=True):
             row += [show_seconds(stream[phase]), show_share(stream_shares[phase])]
     whole = inline(RowChart(rows=tuple(drawn)))
-    return section("Where a step goes", whole, table(heads, rows, numbers=numbers), anchor="step")
+    return section("Where the time of a step goes", whole, table(heads, rows, numbers=numbers), anchor="step")
 
 
 def _causal_map(evidence: Evidence) -> Html | None:
@@ -128,8 +129,8 @@ def _causal_map(evidence: Evidence) -> Html | None:
     if not blocks:
         return None
     note = (
-        "Each block was left out of some steps, interleaved with the others: its backward and all that it "
-        "makes others wait for are gone with it. A bar is what the step would save, of the whole step."
+        "Each block was left out of some steps, interleaved with ordinary ones, together with its backward "
+        "and the waiting that it causes. A bar is the share of the step that would be saved."
     )
     listed = table(
         ("block", "in", "step without it", "speed-up"),
@@ -154,10 +155,10 @@ def _what_if(evidence: Evidence) -> Html | None:
         return None
     blocks = min(counterfactual.num_blocks for counterfactual in evidence.counterfactuals)
     note = (
-        f"Really run, in {blocks} or more blocks interleaved with the steps they are compared to. "
+        f"Measured in {blocks} or more blocks, interleaved with the steps they are compared with. "
         "The dot is the step's time as a fraction of the full one, the line its 95 % interval."
     )
-    return section("What changes when a cause is taken away", inline(whiskers(found)), note=note)
+    return section("What changes when a cause is removed", inline(whiskers(found)), note=note)
 
 
 def _timeline(evidence: Evidence) -> Html | None:
@@ -165,7 +166,7 @@ def _timeline(evidence: Evidence) -> Html | None:
     if not steps:
         return None
     drawn = bars(steps)
-    notes = ["Pale steps are in no mean: the first of a block, an epoch's start, or an outlier."]
+    notes = ["Pale steps count in no mean: the first of a block, an epoch's start, or an outlier."]
     widest = max(bar.num_steps for bar in drawn)
     if widest > 1:
         notes.append(f"Each bar is the mean of up to {widest} steps that ran in a row.")

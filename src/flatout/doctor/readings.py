@@ -49,15 +49,15 @@ class ArmReading:
 # By label or by kind: what was changed in the steps of an arm, and what their gain is the price of.
 ARMS = {
     "cached": ("on cached batches", "the loader"),
-    "reads-free": ("with reads of the device's values made free", "waiting for those values"),
+    "reads-free": ("with free reads of device values", "waiting for these values"),
     "staged": ("with batches in page-locked memory", "copying from pageable memory"),
     "staged-on-device": ("with batches on the device already", "copying them"),
-    "trimmed": ("with batches cut to their longest row", "padding that all rows share"),
+    "trimmed": ("with batches cut to their longest row", "padding shared by all rows"),
     "trimmed, similar lengths": ("with batches of similar length", "padding"),
     "autocast": ("with autocast on", "computing in 32 bits"),
     "tf32": ("with TF32 products", "computing products in full 32 bits"),
-    "unsynchronised": ("without an exchange of gradients", "the exchange that nothing hides"),
-    "workers": ("with num_workers={value:g}", "the present number of workers"),
+    "unsynchronised": ("without an exchange of gradients", "the exposed exchange of gradients"),
+    "workers": ("with num_workers={value:g}", "the current number of workers"),
     "batched-call": ("with one batched call at {place}", "the loop of calls"),
     "library-recurrence": ("with one recurrent call at {place}", "the loop of cells"),
     "merged-groups": ("with equal parameter groups merged", "the number of parameter groups"),
@@ -66,10 +66,10 @@ ARMS = {
     "no-anomaly-detection": ("without anomaly detection", "anomaly detection"),
     "no-empty-cache": ("without empty_cache()", "giving memory back"),
     "no-synchronize": ("without synchronize()", "waiting for the GPU"),
-    "no-checkpointing": ("with activations kept", "computing activations again"),
-    "no-grad": ("without gradients of the call at {place}", "recording gradients that nobody uses"),
-    "uncompiled": ("as it was written, not compiled", "what torch.compile made of it"),
-    "fused-attention": ("with attention in one call", "attention that is written out"),
+    "no-checkpointing": ("with activations kept", "recomputing activations"),
+    "no-grad": ("without gradients of the call at {place}", "recording gradients that nothing uses"),
+    "uncompiled": ("uncompiled", "compiled code"),
+    "fused-attention": ("with attention in one call", "hand-written attention"),
     "channels-last": ("with channels last", "the layout of convolutions"),
     "padded-products": ("with layers padded to multiples of 64", "the odd sizes of layers"),
     "same": ("with nothing changed", "chance"),
@@ -101,7 +101,7 @@ def _read_arm(found: Counterfactual, evidence: Evidence) -> ArmReading:
     elif found.speedup_high < 1 + NARROW:
         words = f"{what} is not the limit"
     else:
-        words = f"inside the noise: this run cannot tell whether {what} is a limit"
+        words = f"within the noise: this run cannot tell whether {what} is a limit"
     figure = f"{show_ratio(found.speedup)} {show_interval(found.speedup_low, found.speedup_high)} measured"
     named = label.format(value=found.value or 0, place=found.place or UNKNOWN)
     return _reading(found, label=named, figure=figure, words=words)
@@ -112,7 +112,7 @@ def _workers_cost(what: str, found: Counterfactual, evidence: Evidence) -> str:
     gained, waits = 1 - 1 / found.speedup, phase_shares(evidence).get("wait", 0.0)
     if waits >= gained:
         return f"{what} costs {show_share(gained)} of the step"
-    return f"{what} costs at most {show_share(waits)} of the step, which is what it waits for batches"
+    return f"{what} costs at most {show_share(waits)} of the step, the time it waits for batches"
 
 
 def _loading(cached: Counterfactual) -> str:
@@ -123,7 +123,7 @@ def _loading(cached: Counterfactual) -> str:
 def _read_half(found: Counterfactual, evidence: Evidence) -> ArmReading:
     fraction, low, high = (1 / value for value in (found.speedup, found.speedup_high, found.speedup_low))
     if high >= 1 and low < 1 - NARROW:
-        words = "inside the noise: this run cannot tell what bounds the step"
+        words = "within the noise: this run cannot tell what limits the step"
     elif low >= 0.8:
         words = _bound_once_per_step(evidence)
     elif high <= 0.65:
@@ -148,7 +148,7 @@ def _reading(found: Counterfactual, *, label: str, figure: str, words: str) -> A
 
 def _bound_once_per_step(evidence: Evidence) -> str:
     if evidence.job.device == "cpu":
-        return "bound by what is done once per step, not by arithmetic on the samples"
+        return "bound by work done once per step, not by arithmetic on the samples"
     return "bound by launches and the host, not by the GPU's arithmetic"
 
 
@@ -189,21 +189,21 @@ def _bound(evidence: Evidence) -> str:
     wait = phase_shares(evidence).get("wait", 0.0)
     if cached is not None and cached.speedup_low > 1 and 2 * wait >= 1 - 1 / cached.speedup >= 1 / 3:
         return (
-            f"The loader bounds the step: {show_seconds(cached.baseline_step_s)} as it is, "
+            f"The loader limits the step: {show_seconds(cached.baseline_step_s)} as it is, "
             f"{show_seconds(cached.step_s)} on cached batches."
         )
     busy = evidence.kernels.busy_share if evidence.kernels else None
     if busy is not None and busy >= 0.8:
-        return f"The GPU bounds the step: it is busy for {show_share(busy)} of it."
+        return f"The GPU limits the step: it is busy for {show_share(busy)} of it."
     if busy is not None:
         return (
-            f"The host bounds the step: the GPU is busy for {show_share(busy)} of it and waits for the rest."
+            f"The host limits the step: the GPU is busy for {show_share(busy)} of it and waits for the rest."
         )
     phases = phase_means(evidence)
     longest = max(phases, key=lambda phase: phases[phase])
     share = phases[longest] / _whole(evidence, phases)
     part = "Most" if share > 0.5 else "The largest part"
-    what = "the rest, outside all these phases" if longest == "rest" else longest
+    what = "the rest, outside these phases" if longest == "rest" else longest
     return f"{part} of the step is {what}: {show_share(share)}."
 
 
@@ -383,13 +383,13 @@ def _unexplained_gaps(evidence: Evidence) -> str | None:
     unexplained = wait + rest - _loss_of_the_step(evidence) if busy is None else 1 - busy
     if unexplained < LEAST_UNEXPLAINED:
         is_unknown = evidence.job.device == "cuda" and busy is None and bool(shares)
-        return "for how much of the step the GPU is idle was not measured." if is_unknown else None
+        return "how long the GPU idles was not measured." if is_unknown else None
     if busy is None:
         words = f"{show_share(unexplained)} of the step lies outside the model and the optimizer"
     else:
         words = f"the GPU is idle for {show_share(unexplained)} of the step"
     lines = [f"{place} ({show_share(share)} of the step)" for place, share in lines_between_phases(evidence)]
-    return f"{words}; between the phases the time is spent at {', '.join(lines)}." if lines else f"{words}."
+    return f"{words}; time between the phases is spent at {', '.join(lines)}." if lines else f"{words}."
 
 
 def loss_share(evidence: Evidence) -> float:
@@ -440,7 +440,11 @@ def _loader_costs(cached: Counterfactual, evidence: Evidence) -> str:
     if least <= max(2 * wait, wait + NARROW):
         return f"the loader costs {show_share(min(gain, wait))} of the step"
     workers = any(loader.trains and loader.num_workers for loader in evidence.loaders)
-    why = "its workers share the cores with the step" if workers else "kept batches are warmer in the caches"
+    why = (
+        "its workers share the cores with the step"
+        if workers
+        else "cached batches are warm in the CPU caches"
+    )
     return (
         f"the step waits for the loader {show_share(wait)} of its time, and is {show_share(gain)} shorter "
         f"without it: {why}"

@@ -46,7 +46,7 @@ FAMILIES = {
     "6": "compilation",
     "7": "several GPUs",
     "8": "outside the step",
-    "9": "training itself: what costs no time and is wrong all the same",
+    "9": "training itself: mistakes that cost no time",
 }
 SECTIONS = ("What it does", "Why it costs", "Evidence", "Fix", "Fix safety")
 

@@ -69,7 +69,7 @@ def test_a_gain_inside_the_noise_is_neither_a_ceiling_nor_a_refutation(made):
     proof = ceilings.prove(job, ("autocast",))
     assert proof.ceiling is None
     assert not proof.refuted
-    assert "inside the noise" in proof.reason
+    assert "within the noise" in proof.reason
 
 
 def test_no_more_is_promised_than_was_seen(made):

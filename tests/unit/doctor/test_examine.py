@@ -68,7 +68,7 @@ def test_a_printed_diagnosis_is_its_findings_and_not_its_thousand_steps(made):
     )
     found = Diagnosis(evidence=job, findings=examine(job))
     lines = str(found).splitlines()
-    assert lines[0].startswith("The loader bounds the step")
+    assert lines[0].startswith("The loader limits the step")
     assert lines[2].startswith("FO101 single-process-loading  train.py:10  1.67×")
     assert lines[4] == f"  fix: {found.findings[0].fix}"
     assert len(lines) == 5

@@ -85,8 +85,8 @@ def test_every_part_of_a_full_diagnosis_is_there() -> None:
     text = read(builders.evidence(ranks=builders.ranks()), builders.findings()).text
     for words in (
         "darkroom/train.py --batch-size 512",
-        "The host bounds the step: the GPU is busy for 12 % of it",
-        "Where a step goes",
+        "The host limits the step: the GPU is busy for 12 % of it",
+        "Where the time of a step goes",
         "GPU stream",
         "on cached batches 1.04× [1.02, 1.07] measured the loader costs 4 % of the step",
         "Every step",

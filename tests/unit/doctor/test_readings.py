@@ -111,7 +111,7 @@ def words(found: Counterfactual, *, busy_share: float | None = None, device: str
         (cached(1.8, 1.6, 2.0), "the loader costs 44 % of the step"),
         (cached(1.02, 1.0, 1.04), "the loader is not the limit"),
         (cached(0.97, 0.95, 0.99), "the loader is not the limit"),
-        (cached(1.2, 0.8, 1.6), "inside the noise: this run cannot tell whether the loader is a limit"),
+        (cached(1.2, 0.8, 1.6), "within the noise: this run cannot tell whether the loader is a limit"),
     ],
 )
 def test_cached_batches(found: Counterfactual, expected: str) -> None:
@@ -127,9 +127,9 @@ def test_cached_batches(found: Counterfactual, expected: str) -> None:
             half(0.97, 0.95, 0.99),
             None,
             "cpu",
-            "bound by what is done once per step, not by arithmetic on the samples",
+            "bound by work done once per step, not by arithmetic on the samples",
         ),
-        (half(0.9, 0.7, 1.1), 0.1, "cuda", "inside the noise: this run cannot tell what bounds the step"),
+        (half(0.9, 0.7, 1.1), 0.1, "cuda", "within the noise: this run cannot tell what limits the step"),
         (half(0.52, 0.5, 0.55), 0.9, "cuda", "bound by the GPU's own work"),
         (half(0.52, 0.5, 0.55), None, "cpu", "bound by work that grows with the batch"),
         (
@@ -181,13 +181,13 @@ def spread_out() -> Evidence:
         (builders.bare_evidence(), "No step was measured."),
         (
             builders.evidence(counterfactuals=(cached(2.0, 1.9, 2.1),), steps=waiting(0.5)),
-            "The loader bounds the step: 8.60 s as it is, 4.30 s on cached batches.",
+            "The loader limits the step: 8.60 s as it is, 4.30 s on cached batches.",
         ),
-        (busy(0.95), "The GPU bounds the step: it is busy for 95 % of it."),
-        (busy(0.118), "The host bounds the step: the GPU is busy for 12 % of it and waits for the rest."),
+        (busy(0.95), "The GPU limits the step: it is busy for 95 % of it."),
+        (busy(0.118), "The host limits the step: the GPU is busy for 12 % of it and waits for the rest."),
         (busy(None), "Most of the step is backward: 57 %."),
         (builders.evidence(kernels=None), "Most of the step is backward: 57 %."),
-        (spread_out(), "The largest part of the step is the rest, outside all these phases: 40 %."),
+        (spread_out(), "The largest part of the step is the rest, outside these phases: 40 %."),
     ],
 )
 def test_one_sentence_says_what_bounds_the_step(evidence: Evidence, expected: str) -> None:
@@ -304,7 +304,7 @@ def test_every_kind_of_arm_says_what_was_changed_and_what_that_costs(kind: str, 
 
     assert read(4.0, 3.5, 4.5).endswith("costs 75 % of the step")
     assert read(1.0, 0.98, 1.03).endswith("is not the limit")
-    assert read(1.2, 0.8, 1.7).startswith("inside the noise")
+    assert read(1.2, 0.8, 1.7).startswith("within the noise")
 
 
 def test_blocks_that_were_knocked_out_are_left_to_the_map() -> None:

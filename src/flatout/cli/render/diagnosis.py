@@ -152,7 +152,8 @@ def _map(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
     if not listed:
         return
     yield ""
-    yield Text(f"Your code, block by block: the step of {show_seconds(diagnosis.evidence.step_s)} without it")
+    step = show_seconds(diagnosis.evidence.step_s)
+    yield Text(f"Your code, block by block: what a step of {step} takes without it")
     names = [printable(f"{'  ' * depth}{block.where}") for depth, block in listed]
     figures = [
         f"{show_seconds(block.step_s):>8}  {show_ratio(block.speedup)} "
@@ -222,7 +223,7 @@ def _nothing_found(evidence: Evidence) -> Iterator[RenderableType]:
     where = "in what was measured" if evidence.missing else "here"
     if left is None:
         yield Text(
-            f"No findings: {len(all_rules())} rules saw nothing that costs time {where}.", style="green"
+            f"No findings: {len(all_rules())} rules found nothing that costs time {where}.", style="green"
         )
     else:
         yield Text(f"No findings: none of {len(all_rules())} rules names a line, but {left}")
@@ -240,5 +241,5 @@ def _ranks(evidence: Evidence) -> Iterator[RenderableType]:
         table.add_row(str(rank.rank), show_seconds(rank.step_s), *seconds)
     yield table
     if len(shown) < len(evidence.ranks):
-        yield Text(f"Of {len(evidence.ranks)} ranks these do most on their own; --html lists all of them.")
+        yield Text(f"Of {len(evidence.ranks)} ranks, these do the most work on their own; --html lists all.")
     yield Text(straggler_words(evidence.ranks))

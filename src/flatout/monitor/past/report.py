@@ -126,10 +126,10 @@ def _phases(recorded: Recorded, summary: Summary) -> Html | None:
     bars = inline(RowChart(rows=tuple(stacked_row(name, shares) for name, shares in known)))
     found = phases_over_time(recorded)
     if found is None:
-        return section("Where a step goes", bars, anchor="step")
+        return section("Where the time of a step goes", bars, anchor="step")
     clock, drawing = found
     over_time = tag("h3", f"Over time, by the clock of the {clock}")
-    return section("Where a step goes", bars, over_time, inline(drawing), anchor="step")
+    return section("Where the time of a step goes", bars, over_time, inline(drawing), anchor="step")
 
 
 # Tables

@@ -90,7 +90,7 @@ def test_of_many_ranks_those_with_most_work_of_their_own_are_shown() -> None:
     ranks = tuple(dataclasses.replace(slow, rank=number) for number in range(512))
     ranks = (*ranks[:-1], dataclasses.replace(builders.ranks()[1], rank=511))
     text = show(builders.diagnosis(evidence=builders.evidence(ranks=ranks)))
-    assert "Of 512 ranks these do most on their own" in text
+    assert "Of 512 ranks, these do the most work on their own" in text
     assert re.search(r"^ *511 ", text, flags=re.MULTILINE)
     assert not re.search(r"^ *510 ", text, flags=re.MULTILINE)
 
@@ -106,7 +106,7 @@ def test_no_findings_says_what_was_checked_and_what_bounds_the_step() -> None:
 def test_no_findings_reach_as_far_as_the_measurement(missing: tuple[str, ...], where: str) -> None:
     evidence = dataclasses.replace(builders.cpu_evidence(), missing=missing)
     text = flowing(show(builders.diagnosis(findings=(), evidence=evidence)))
-    assert f"rules saw nothing that costs time {where}." in text
+    assert f"rules found nothing that costs time {where}." in text
 
 
 def test_no_findings_are_no_praise_where_the_loader_was_measured_to_cost_time() -> None:

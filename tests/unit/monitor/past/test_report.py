@@ -49,7 +49,7 @@ def test_everything_is_on_the_page(recorded: Recorded) -> None:
         "What bounded it",
         "Steps per second",
         "Loss",
-        "Where a step goes",
+        "Where the time of a step goes",
         "Over time, by the clock of the GPU",
         "How busy",
         "Power",

@@ -47,7 +47,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         findings += RULE.proven(
             evidence,
             call.place,
-            f"{call.module} records gradients here that nobody uses, {show_share(share)} of the step in its "
+            f"{call.module} records gradients here that nothing uses, {show_share(share)} of the step in its "
             "forward pass alone",
             figures=(f"{show_seconds(call.host_s)} of a step of {counted} while calls were counted",),
             share=share,

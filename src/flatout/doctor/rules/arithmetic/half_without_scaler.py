@@ -49,7 +49,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         RULE.finding(
             longest.place,
             f"{longest.module} trains in float16 without a gradient scaler: small gradients become zero",
-            figures=("autocast to float16 around this call, and no GradScaler that is switched on",),
+            figures=("autocast to float16 around this call, and no enabled GradScaler",),
             fix="scale the loss with torch.amp.GradScaler, or use bfloat16",
             safety="lossy",
         )

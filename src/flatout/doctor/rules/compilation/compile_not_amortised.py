@@ -57,15 +57,15 @@ def detect(evidence: Evidence) -> list[Finding]:
             _place(evidence, compilation),
             message,
             figures=(
-                f"{show_seconds(arm.baseline_step_s)} per step, {show_seconds(arm.step_s)} as it was written",
+                f"{show_seconds(arm.baseline_step_s)} per step, {show_seconds(arm.step_s)} uncompiled",
                 f"{show_seconds(compile_s)} of compilation",
             ),
             ceiling=ceiling_of(arm, evidence) if is_slower else None,
-            fix="leave torch.compile out, or compile only what is made of many small operations",
+            fix="omit torch.compile, or compile only parts with many small operations",
             safety="reordered",
             no_ceiling=None
             if is_slower
-            else "the step itself stays as it is: compiling costs time before it",
+            else "compiling does not slow the step itself; it costs time beforehand",
         )
     ]
 

@@ -94,9 +94,7 @@ def _finding(evidence: Evidence, compilation: Compilation, function: CompiledFun
         fix="keep the value that changes out of the guards: a tensor instead of a Python number, "
         "dynamic=True for lengths, and one torch.compile outside the loop",
         safety="reordered",
-        no_ceiling="its compiled form did not run, so what it would take is not known"
-        if share is None
-        else None,
+        no_ceiling="its compiled form did not run, so its time is unknown" if share is None else None,
     )
 
 

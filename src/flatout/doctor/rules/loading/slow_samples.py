@@ -153,7 +153,7 @@ def _finding(evidence: Evidence, loader: Loader, hot: HotFunction, *, share: flo
     where = f"{loader.num_workers} workers" if loader.num_workers else "the training process"
     at_line = f"in {hot.line_samples} of them at this line"
     figures = [
-        f"on the stack in {hot.samples} of {hot.all_samples} looks while batches were made, {at_line}",
+        f"on the stack in {hot.samples} of {hot.all_samples} samples while batches were made, {at_line}",
         f"batches are made by {where}; the step takes {show_seconds(evidence.step_s)}",
     ]
     if loader.cpu_s is not None and loader.fetch_s is not None and loader.collate_s is not None:

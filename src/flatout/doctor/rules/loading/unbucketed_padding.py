@@ -60,10 +60,10 @@ def _detect_shared(evidence: Evidence) -> list[Finding]:
             findings += RULE.proven(
                 evidence,
                 loader.place,
-                "every row of its batches ends in padding, beyond the longest of them",
+                "every row of its batches is padded beyond the longest row",
                 figures=(),
                 share=1 - 1 / trimmed.speedup,
-                fix="pad each batch to its longest row in collate_fn, and not every sample to one length",
+                fix="pad each batch to its longest row in collate_fn, instead of every sample to one length",
                 safety="reordered",
             )
     return findings

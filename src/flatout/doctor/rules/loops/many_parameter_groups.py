@@ -51,13 +51,14 @@ def detect(evidence: Evidence) -> list[Finding]:
         findings += RULE.proven(
             evidence,
             setup.place,
-            f"{setup.name} has {setup.num_groups} parameter groups of {setup.num_distinct} different options",
+            f"{setup.name} has {setup.num_groups} parameter groups with {setup.num_distinct} different sets "
+            "of options",
             figures=(
                 f"{setup.num_groups} groups with {setup.num_tensors} tensors, updated group by group",
                 optimizer_time(evidence, share),
             ),
             share=share,
-            fix="make one group of the parameters whose options are the same",
+            fix="merge parameters with the same options into one group",
             safety="exact",
         )
     return findings

@@ -73,7 +73,7 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Findin
     calls = show_calls(line.calls_per_step)
     figures = calls_and_timing(evidence, line)
     if line.derived_s:
-        figures.append(f"{show_seconds(line.derived_s)} more in what is computed from these tensors alone")
+        figures.append(f"{show_seconds(line.derived_s)} more in computations on these tensors alone")
     return RULE.proven(
         evidence,
         line.place,

@@ -48,7 +48,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         findings += RULE.proven(
             evidence,
             line.place,
-            f"{calls} parameters are copied over here per step, {show_bytes(line.bytes_per_step)}: "
+            f"{calls} parameters are overwritten here per step, {show_bytes(line.bytes_per_step)}: "
             f"{show_share(share)} of the step",
             figures=calls_and_timing(evidence, line),
             share=share,

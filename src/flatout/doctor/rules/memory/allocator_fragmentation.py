@@ -47,13 +47,17 @@ def detect(evidence: Evidence) -> list[Finding]:
     in_pieces = reserved >= HELD * gpu.memory_bytes and unused >= UNUSED * gpu.memory_bytes
     if not retries and not in_pieces:
         return []
-    how = f"allocations were retried {retries} times" if retries else f"{show_bytes(unused)} lie in pieces"
+    how = (
+        f"allocations were retried {retries} times"
+        if retries
+        else f"{show_bytes(unused)} are split into pieces"
+    )
     return [
         RULE.finding(
             training_call(evidence),
             f"free GPU memory does not fit what the job asks for: {how}",
             figures=(
-                f"at the peak it holds {show_bytes(reserved)}, and tensors {show_bytes(memory.peak_bytes)}",
+                f"at the peak: {show_bytes(reserved)} reserved, {show_bytes(memory.peak_bytes)} in tensors",
             ),
             fix="set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
             safety="exact",

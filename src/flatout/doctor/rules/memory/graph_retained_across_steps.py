@@ -116,7 +116,7 @@ def _add(
 def _finding(evidence: Evidence, memory: Memory, retained: _Retained) -> Finding:
     figures = []
     if retained.nodes_per_step:
-        figures.append(f"{retained.nodes_per_step:.0f} autograd nodes more are alive after every step")
+        figures.append(f"{retained.nodes_per_step:.0f} more autograd nodes are alive after every step")
     if retained.bytes_per_step:
         figures.append(f"tensors held here with their graphs: {show_bytes(retained.bytes_per_step)} per step")
     if memory.growth_bytes_per_step:  # a graph alone, whose tensors were freed by its backward, is no tensor

@@ -50,7 +50,7 @@ def detect(evidence: Evidence) -> list[Finding]:
             training_call(evidence),
             f"the job's tensors fill {show_share(min(1.0, full))} of the GPU's memory at their peak",
             figures=(f"{show_bytes(memory.peak_bytes)} of {show_bytes(gpu.memory_bytes)} on {gpu.name}",),
-            fix="take a smaller batch and accumulate gradients; flatout plan says which batch fits",
+            fix="use a smaller batch and accumulate gradients; flatout plan says which batch fits",
             safety="reordered",
         )
     ]

@@ -51,10 +51,10 @@ def detect(evidence: Evidence) -> list[Finding]:
         evidence,
         parts[0].place,
         f"{show_calls(sum(part.calls_per_step for part in parts))} parts of the model are computed twice per "
-        "step, though memory has room for their activations",
+        "step, although memory has room for their activations",
         figures=(
             f"checkpoint: {show_calls(parts[0].calls_per_step)} calls per step from this line",
-            f"the peak of the memory is {show_bytes(peak)}",
+            f"peak memory is {show_bytes(peak)}",
         ),
         fix="call these parts without torch.utils.checkpoint",
         safety="exact",

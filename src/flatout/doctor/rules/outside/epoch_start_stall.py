@@ -36,7 +36,7 @@ _detect = outside_rule(
     __doc__,
     "epoch-start",
     what="prepares an epoch before its first batch",
-    fix="prepare the order of samples and open files once, or make one epoch of several",
+    fix="prepare the order of samples and open files once, or combine several epochs into one",
     safety="lossy",
 )
 

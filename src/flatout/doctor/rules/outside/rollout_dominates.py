@@ -35,7 +35,7 @@ from flatout.doctor.outside import outside_rule
 detect = outside_rule(
     __doc__,
     "rollout",
-    what="makes data with the model between training steps",
+    what="generates data with the model between training steps",
     fix="run many games or samples through one call of the model, or make them in other processes",
     safety="lossy",
 )

@@ -33,7 +33,7 @@ from flatout.doctor.outside import outside_rule
 detect = outside_rule(
     __doc__,
     "other",
-    what="stops the training every so many steps",
+    what="stops training again and again",
     fix="do this less often, or in another thread or process",
     safety="lossy",
 )

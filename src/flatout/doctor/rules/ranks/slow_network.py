@@ -66,7 +66,7 @@ def _slow_nodes(nodes: dict[str, Rank]) -> list[Finding]:
             f"{', '.join(slow)}: a link with less than half of the speed of the other nodes' links",
             figures=[*shown, f"the other nodes: {show_bytes(usual)}/s (median)"],
             no_ceiling=NO_ARM,
-            fix=f"see why the port of {slow[0]} agreed on less, or leave the node out",
+            fix=f"see why the port of {slow[0]} negotiated a lower speed, or leave the node out",
             safety="exact",
         )
     ]
@@ -87,10 +87,10 @@ def _slow_exchange(evidence: Evidence, nodes: dict[str, Rank]) -> list[Finding]:
             f"an all-reduce over {len(nodes)} nodes reaches {show_share(part)} of the speed of their links",
             figures=(
                 f"{show_bytes(network.bus_bytes_per_s)}/s through each link by {network.backend}",
-                f"{show_bytes(promised)}/s promised ({', '.join(links)})",
+                f"{show_bytes(promised)}/s nominal ({', '.join(links)})",
             ),
             no_ceiling=NO_ARM,
-            fix="see which network device the exchange uses: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME",
+            fix="check which network device the exchange uses: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME",
             safety="exact",
         )
     ]

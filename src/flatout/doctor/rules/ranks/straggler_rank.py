@@ -63,7 +63,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         ),
         share=share,
         ceiling=None,
-        no_ceiling="no arm takes away what one rank does more than the others",
+        no_ceiling="no arm removes one rank's extra work",
         fix=f"find out what {name} does more in {phase}: data, batches, or work only it does",
         safety="lossy",
     )

@@ -42,8 +42,8 @@ def detect(evidence: Evidence) -> list[Finding]:
     return RULE.proven(
         evidence,
         found.place,
-        "anomaly detection is on: every operation keeps a stack, and every gradient is searched",
+        "anomaly detection is on: every operation keeps a stack, and every gradient is searched for NaN",
         figures=("on in every backward pass that was counted",),
-        fix="turn anomaly detection off when nothing is being debugged",
+        fix="turn anomaly detection off unless you are debugging",
         safety="exact",
     )

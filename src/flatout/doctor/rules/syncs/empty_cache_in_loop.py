@@ -37,6 +37,6 @@ TUNE = ("no-debug-calls", "dropped-calls")
 detect = repeated_call(
     RULE,
     "empty_cache",
-    what="gives the allocator's memory back, which the next step asks for again",
+    what="returns cached memory to the driver, and the next step asks for it again",
     fix="remove torch.cuda.empty_cache() from the loop",
 )

@@ -58,7 +58,7 @@ def detect(evidence: Evidence) -> list[Finding]:
             f"{show_share(share)} of the step",
             figures=(f"nonzero: {show_calls(calls)} calls per step from this line", timing(evidence, line)),
             share=share,
-            fix="look all samples up at once: torch.searchsorted, or a table of places built once",
+            fix="look up all samples at once: torch.searchsorted, or an index table built once",
             safety="exact",
         )
     return findings

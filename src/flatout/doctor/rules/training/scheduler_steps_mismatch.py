@@ -1,20 +1,21 @@
 """FO903 scheduler-steps-mismatch
 
 What it does
-Finds a schedule of the learning rate that counts epochs and is stepped in every batch. `CosineAnnealingLR`
-and `PolynomialLR` are over after `T_max` or `total_iters` steps. The line is the one that makes it.
+Finds a learning-rate schedule that counts epochs but is stepped in every batch. `CosineAnnealingLR` and
+`PolynomialLR` end after `T_max` or `total_iters` steps. The reported line is the one that creates the
+schedule.
 
 Why it costs
-The learning rate is at its lowest before the first epoch has ended. A cosine then rises and falls again and
-again; a polynomial stays at zero, and nothing is learned from there on.
+The learning rate reaches its minimum before the first epoch has ended. A cosine then rises and falls again
+and again; a polynomial stays at zero, and the model learns nothing from then on.
 
 Evidence
-The schedule was stepped about as often as the optimizer, and is over after less than half an epoch of the
-loader. Schedules that restart by their name, and those of a warm-up, are left alone; so is one that is
-stepped by the epoch though it counts batches, because a diagnosis does not see how many epochs are to come.
+The schedule was stepped about as often as the optimizer, and ends after less than half an epoch of the
+loader. Schedules that restart by design, and warm-up schedules, are left alone. So is a schedule that
+counts batches but is stepped once per epoch, because a diagnosis does not know how many epochs will follow.
 
 Fix
-Count what is stepped:
+Set the length in the unit that is stepped:
 
 ```python
 schedule = CosineAnnealingLR(optimizer, T_max=num_epochs * len(loader))   # stepped in every batch
@@ -23,7 +24,7 @@ schedule = CosineAnnealingLR(optimizer, T_max=num_epochs * len(loader))   # step
 or call `schedule.step()` once per epoch.
 
 Fix safety
-Lossy: the learning rate becomes the one that was meant.
+Lossy: the learning rate becomes what was intended.
 """
 
 from __future__ import annotations
@@ -59,9 +60,7 @@ def _finding(schedule: RateSchedule, epoch: float) -> Finding:
         schedule.place,
         f"{schedule.name}({schedule.argument}={schedule.horizon}) is stepped in every batch, and an epoch "
         f"takes {epoch:.0f} steps",
-        figures=(
-            f"stepped {schedule.num_steps} times in {schedule.num_optimizer_steps} steps of the optimizer",
-        ),
+        figures=(f"stepped {schedule.num_steps} times in {schedule.num_optimizer_steps} optimizer steps",),
         fix=f"count batches in {schedule.argument}, or step the schedule once per epoch",
         safety="lossy",
     )

@@ -250,8 +250,8 @@ def _loop_finding(evidence: Evidence, found: Counterfactual, header: Place, *, s
     share = max(0.0, 1 - 1 / found.speedup)
     return RULE.finding(
         header,
-        f"this loop holds {show_share(share)} of the step ({show_seconds(share * step_s)}), "
-        "its backward pass included",
+        f"this loop takes {show_share(share)} of the step ({show_seconds(share * step_s)}), "
+        "including its backward pass",
         figures=(
             f"the device at its best needs {show_seconds(found.roofline_s)} for its arithmetic and bytes",
         ),
@@ -266,9 +266,9 @@ def _finding(block: HeavyBlock, *, share: float, step_s: float, num: int, proof:
     called = f", called from {block.callers[-1]}" if block.callers else ""
     return RULE.finding(
         block.place,
-        f"this block holds {show_share(share)} of the step ({show_seconds(share * step_s)}), outside the "
+        f"this block takes {show_share(share)} of the step ({show_seconds(share * step_s)}), outside the "
         f"model, the backward pass and the optimizer{called}",
-        figures=(f"on the stack in {block.samples} of {num} looks at the time between the phases",),
+        figures=(f"on the stack in {block.samples} of {num} samples between the phases",),
         share=share,
         ceiling=proof.ceiling,
         fix="do this less often, in one batched operation, or off the training thread",

@@ -54,8 +54,8 @@ def detect(evidence: Evidence) -> list[Finding]:
         RULE,
         evidence,
         _logging_line,
-        what="what is logged here in every step takes",
-        fix="log every so many steps",
+        what="logging here in every step takes",
+        fix="log only every few dozen steps",
         safety="exact",
         least=LEAST_SHARE,
     )

@@ -57,11 +57,11 @@ def detect(evidence: Evidence) -> list[Finding]:
         findings += RULE.proven(
             evidence,
             line.place,
-            f"{show_bytes(num_bytes)} of 64-bit floats per step are copied to the GPU, for a narrower model",
+            f"{show_bytes(num_bytes)} of 64-bit floats per step are copied to the GPU of a narrower model",
             figures=(f"narrower numbers save {show_share(share)} of the step",),
             share=share,
             observed_share=share,
-            fix="make 32-bit floats of them on the host, where they are made (astype(np.float32), .float())",
+            fix="make them 32-bit floats where they are created (astype(np.float32), .float())",
             safety="reordered",
         )
     return findings

@@ -106,6 +106,6 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Findin
             gaps_after_waits(evidence),
         ),
         share=share,
-        fix="keep the value on the GPU (detach it) and read it once every many steps",
+        fix="keep the value on the GPU (detach it) and read it only every many steps",
         safety="exact",
     )

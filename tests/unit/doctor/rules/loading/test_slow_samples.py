@@ -34,7 +34,7 @@ def test_the_function_that_holds_most_is_named_at_its_heaviest_line(made):
     assert finding.place.line == 20
     assert finding.share == pytest.approx(0.6 * 0.55)
     assert finding.ceiling.speedup == pytest.approx(1 / (1 - 0.33))  # no more than its share of the wait
-    assert "55 of 100 looks" in finding.evidence[0]
+    assert "55 of 100 samples" in finding.evidence[0]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ def job(made, *arms, optimizer_s=0.02, **setup):
 def test_fires_at_the_line_that_makes_the_optimizer(made):
     (finding,) = detect(job(made, made.counterfactual("merged-groups", 1.23)))
     assert (finding.code, finding.place.line) == ("FO306", 12)
-    assert "465 parameter groups of 28 different options" in finding.message
+    assert "465 parameter groups with 28 different sets of options" in finding.message
     assert finding.share == pytest.approx(0.2)
     assert finding.ceiling.speedup == pytest.approx(1.23)
 

@@ -23,7 +23,7 @@ def test_fires_for_memory_in_pieces_and_for_retries(made):
     (pieces,) = detect(job(made))
     (retried,) = detect(job(made, reserved=70, retries=3))
     assert (pieces.code, pieces.place.line) == ("FO503", 40)
-    assert "70.0 GiB lie in pieces" in pieces.message and "retried 3 times" in retried.message
+    assert "70.0 GiB are split into pieces" in pieces.message and "retried 3 times" in retried.message
 
 
 @pytest.mark.parametrize("change", [{"device": "cpu"}, {"reserved": 100}, {"peak": 120}])
