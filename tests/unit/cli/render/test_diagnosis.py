@@ -175,7 +175,7 @@ def test_no_word_of_a_fix_is_lost(width: int) -> None:
 def test_the_map_is_a_list_of_bars(width: int) -> None:
     text = show(builders.diagnosis(evidence=builders.with_map()), width=width)
     title, *bars = text.partition("Your code, ")[2].partition("\n\n")[0].splitlines()
-    assert title == "block by block: the step of 8.62 s without it"
+    assert title == "block by block: what a step of 8.62 s takes without it"
     assert all(len(line) <= width for line in bars)
     outer, inner, other = bars
     assert "model.py:57-62 " in outer
