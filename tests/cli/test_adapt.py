@@ -80,7 +80,7 @@ def test_an_interrupt_ends_with_one_line_and_a_checkpoint_and_a_kill_with_the_la
     assert process.returncode == 130, stderr
     assert stdout == ""
     ending = stderr.splitlines()[-1]
-    assert ending.startswith("flatout: interrupted; step ") and ending.endswith("; go on with --resume")
+    assert ending.startswith("flatout: interrupted; step ") and ending.endswith("; continue with --resume")
     process = started(config, "--resume")
     wait_for_line(process, "phase3 2/4")
     os.kill(process.pid, signal.SIGSTOP)

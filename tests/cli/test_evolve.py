@@ -105,7 +105,7 @@ def test_an_interrupt_ends_with_one_line_and_a_checkpoint(
     assert process.returncode == 130, stderr
     assert stdout == ""
     ending = stderr.splitlines()[-1]
-    assert ending.startswith("flatout: interrupted; ") and ending.endswith("; go on with --resume")
+    assert ending.startswith("flatout: interrupted; ") and ending.endswith("; continue with --resume")
     evolve({"out": str(out)}, resume=True)
     assert same(last(out), whole)
 

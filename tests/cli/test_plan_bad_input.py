@@ -152,9 +152,7 @@ def test_no_gpu_an_unknown_gpu_and_a_bad_margin(conf: Path) -> None:
 
 
 def test_a_model_that_is_not_named(conf: Path) -> None:
-    assert refused(conf, "--gpu-memory", "24GB").startswith(
-        "a fit needs to know the model; name it with --model"
-    )
+    assert refused(conf, "--gpu-memory", "24GB").startswith("a fit needs the model; name it with --model")
 
 
 def test_a_job_that_does_not_fit(conf: Path) -> None:

@@ -94,12 +94,12 @@ def unwritable(
     error: OSError,
     *,
     size: str | None = None,
-    when_full: str = "free some space or take another folder",
+    when_full: str = "free some space or choose another folder",
 ) -> BadInput:
     """What to say of a file, or of a folder's files, that the system did not take."""
     return BadInput(
         f"{name} cannot be written{f' ({size})' if size else ''}: {error.strerror or error}",
-        hint=when_full if error.errno in FULL else "take another folder",
+        hint=when_full if error.errno in FULL else "choose another folder",
     )
 
 

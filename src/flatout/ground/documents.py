@@ -42,7 +42,7 @@ def read_document(path: Path, shape: type[Shape], kind: DocumentKind) -> Shape:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadInput(f"{path} does not exist, and {kind.what} is needed", hint=kind.hint) from None
+        raise BadInput(f"{path} does not exist; {kind.what} is needed", hint=kind.hint) from None
     except (OSError, ValueError) as error:
         raise BadInput(f"{path} cannot be read: {error}", hint=kind.hint) from None
     return decode_document(document, shape, kind, name=str(path))

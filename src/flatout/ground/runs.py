@@ -182,7 +182,7 @@ def recorded_run(folder: Path, run: Run) -> Iterator[None]:
     if (folder / RUN_FILE).is_file():
         before = read_run(folder)
         if before.pid != run.pid and state_of(before) == "running":
-            raise BadInput(f"another run writes {folder}", hint="wait for it, or take another folder")
+            raise BadInput(f"another run writes {folder}", hint="wait for it, or choose another folder")
     is_new = not folder.exists()
     make_folder(folder)
     if is_new:

@@ -17,7 +17,7 @@ from typing import Any
 from flatout.ground.atomic_files import append_whole, open_to_append
 from flatout.ground.errors import MissingExtra
 
-WHEN_FULL = "free some space or take another folder"
+WHEN_FULL = "free some space or choose another folder"
 
 
 class EventFile:

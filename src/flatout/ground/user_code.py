@@ -97,7 +97,7 @@ def load_plugins(group: str) -> dict[str, Any]:
             package = "a package" if each.dist is None else each.dist.name
             raise BadInput(
                 f"{package} adds {each.name!r} to {group}, and {each.value} cannot be loaded: {error}",
-                hint=f"mend or uninstall {package}",
+                hint=f"fix or uninstall {package}",
             ) from error
     return found
 
@@ -128,7 +128,7 @@ def _described(error: Exception, *, what: str) -> FlatoutError:
     if any(words in str(error) for words in NEEDS_GPU):
         return BadInput(
             f"{what} needs a GPU: {last_line}",
-            hint=f"make everything on the CPU, Flatout places it; at {place}",
+            hint=f"create everything on the CPU, Flatout moves it; at {place}",
         )
     return BadInput(f"{what} raised {last_line}", hint=f"at {place}")
 

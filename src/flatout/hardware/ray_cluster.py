@@ -43,7 +43,7 @@ class RayCluster:
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise BadInput(
                     f"no Ray cluster at {self.address!r}: {' '.join(str(error).split())[:120]}",
-                    hint="start one with ray start --head, or take --ray local",
+                    hint="start one with ray start --head, or use --ray local",
                 ) from None
         self._output.__enter__()
         return self

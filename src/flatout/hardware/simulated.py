@@ -33,7 +33,7 @@ def simulated_device(name: str) -> Device:
     if len(found) == 1:
         return device_of_datasheet(found[0])
     if found:
-        raise UnknownDevice(f"{name!r} is more than one device", hint=_choice(row.name for row in found))
+        raise UnknownDevice(f"{name!r} matches more than one device", hint=_choice(row.name for row in found))
     raise UnknownDevice(f"no single device is called {name!r}", hint=_hint(wanted))
 
 

@@ -225,7 +225,9 @@ def _words_of(error: BaseException) -> str:
 def period_of(hz: float) -> float:
     """Return the seconds between two samples; raise BadInput for a rate out of range."""
     if not LOWEST_HZ <= hz <= HIGHEST_HZ:
-        raise BadInput(f"{hz} samples a second", hint=f"choose from {LOWEST_HZ} to {HIGHEST_HZ:g}")
+        raise BadInput(
+            f"{hz} samples per second are out of range", hint=f"choose from {LOWEST_HZ} to {HIGHEST_HZ:g}"
+        )
     return 1.0 / hz
 
 

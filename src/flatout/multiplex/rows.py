@@ -95,7 +95,7 @@ class Rows:
         """`size` rows for each variant, in order; if antithetic, the second half of each has sign -1."""
         if antithetic and size % 2:
             raise BadInput(
-                f"{size} rows cannot be halved into an antithetic pair", hint="take an even number"
+                f"{size} rows cannot be halved into an antithetic pair", hint="give an even number"
             )
         variants = tuple(variant for variant in range(num_variants) for _ in range(size))
         if not antithetic:

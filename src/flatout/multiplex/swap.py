@@ -122,7 +122,7 @@ def install(
             change = changes.setdefault(module, _Change())
             if change.low_rank is not None:
                 raise BadInput(
-                    f"{name} names a module that another name has named", hint="one name per module"
+                    f"{name} names a module that another name already names", hint="one name per module"
                 )
             change.low_rank = (
                 factor.shrink,
@@ -200,7 +200,7 @@ def _find(name: str, modules: Mapping[str, nn.Module], *, kinds: Literal["linear
             hint=f"near: {', '.join(near)}" if near else f"it has {len(known)} modules that could take noise",
         )
     if hasattr(module, _ATTRIBUTE):
-        raise BadInput(f"{name} is multiplexed already", hint="remove the first installation before the next")
+        raise BadInput(f"{name} is already multiplexed", hint="remove the first installation before the next")
     if not fits(module):
         raise BadInput(
             f"{name} is a {type(module).__name__}",

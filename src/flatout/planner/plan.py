@@ -185,7 +185,7 @@ def fit_config(
     budget = _budget(options, settings)
     model = options.model or opened.mapped.model
     if model is None:
-        raise BadInput("a fit needs to know the model", hint=MODEL_HINT)
+        raise BadInput("a fit needs the model", hint=MODEL_HINT)
     progress = Progress(options.on_progress)
     request = _request(opened, settings, options, model=model, device=budget.device, progress=progress)
     forecast = (make_forecast or load_forecast)(request)

@@ -52,7 +52,7 @@ def test_a_config_is_fitted_written_and_taken_back(tmp_path: Path) -> None:
 
 def test_a_config_that_does_not_say_its_model(tmp_path: Path) -> None:
     conf = plans.write_curriculum(tmp_path)
-    with pytest.raises(BadInput, match=r"a fit needs to know the model .*flatout-plan.toml"):
+    with pytest.raises(BadInput, match=r"a fit needs the model .*flatout-plan.toml"):
         fit_config(conf, PlanOptions(gpu_memory="24GB"), make_forecast=plans.toy_maker())
     (conf / "flatout-plan.toml").write_text('model = "pkg:build"\n')
     fitted = fit_config(conf, PlanOptions(gpu_memory="24GB"), make_forecast=plans.toy_maker())

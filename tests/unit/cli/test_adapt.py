@@ -110,7 +110,7 @@ def test_a_finished_run_says_so_and_is_left_alone(config: Path, run: Path) -> No
     assert answer.exit_code == 0, answer.stderr
     assert answer.stderr.count("it is not trained again") == 3
     assert json.loads(answer.stdout)["skipped"] == ["phase1", "phase2", "phase3"]
-    assert "is finished, at step 6; go on with --resume" in refused("train", config)
+    assert "is finished, at step 6; continue with --resume" in refused("train", config)
 
 
 def test_flags_win_over_the_file_and_set_over_flags(config: Path, tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_what_is_no_run_and_no_number_of_rows_is_one_line(run: Path, config: Pat
 def test_a_finished_run_of_another_model_is_one_line(run: Path, config: Path, tmp_path: Path) -> None:
     other = save_tiny(tmp_path / "other", seed=7)
     said = refused("train", config, "--resume", "--model", other)
-    assert "belongs to another model than" in said and str(other) in said
+    assert "belongs to a model other than" in said and str(other) in said
     assert adapt("train", config, "--resume").exit_code == 0
 
 

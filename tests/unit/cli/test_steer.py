@@ -141,7 +141,7 @@ def test_what_cannot_be_done_is_one_line(tiny: Path, run: Path, tmp_path: Path) 
     assert "a study of flatout steer is needed" in refused("report", tmp_path)
     assert "either --run or --vectors" in refused("apply", "is", "--model", tiny / "model")
     applied = ("apply", "is the sky", "--model", tiny / "model", "--run", run, "--device", "cpu")
-    assert "a prompt of 3 tokens and 126 more pass the model's 128" in refused(
+    assert "a prompt of 3 tokens and 126 more exceed the model's 128" in refused(
         *applied, "--max-new-tokens", 126
     )
     assert "finite strength" in refused(*applied, "--strength", "nan")

@@ -48,7 +48,7 @@ def test_anything_else_is_one_sentence(tmp_path: Path, text: str, said: str) -> 
     with pytest.raises(BadInput, match=said) as raised:
         read(path)
     assert "\n" not in str(raised.value)
-    with pytest.raises(BadInput, match=r"absent\.json does not exist, and a study is needed"):
+    with pytest.raises(BadInput, match=r"absent\.json does not exist; a study is needed"):
         read(tmp_path / "absent.json")
 
 

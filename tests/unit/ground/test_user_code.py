@@ -84,7 +84,7 @@ def test_code_that_wants_a_gpu_is_told_so(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     error = raised("the batch maker", "import torch\ntorch.ones(2).cuda()\n", path)
     assert error.message.startswith("the batch maker needs a GPU: ")
-    assert error.hint == f"make everything on the CPU, Flatout places it; at {path}:2"
+    assert error.hint == f"create everything on the CPU, Flatout moves it; at {path}:2"
 
 
 def test_a_module_is_found_where_we_are_and_an_absent_one_is_told_from_one_that_lacks_something(

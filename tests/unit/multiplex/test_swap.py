@@ -255,7 +255,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_touched() -> None:
         install(model, {"blocks.0+0": twice}, ROWS)
     assert trace(model) == before
     with multiplexed(model, factors, ROWS):
-        with pytest.raises(BadInput, match="multiplexed already"):
+        with pytest.raises(BadInput, match="already multiplexed"):
             install(model, factors, ROWS)
         with pytest.raises(BadInput, match="2 rows meets a table of 6"):
             model(torch.randn(2, 6, dtype=torch.float64))

@@ -313,7 +313,7 @@ def open_encoder(folder: Path, *, device: torch.device) -> nn.Module:
     if getattr(model.config, "is_encoder_decoder", False) or getattr(model.config, "is_decoder", False):
         raise BadInput(
             f"{folder} holds a {model.config.model_type} model, which is not an encoder",
-            hint="take BERT, RoBERTa, MiniLM or the like",
+            hint="use BERT, RoBERTa, MiniLM or similar",
         )
     if getattr(model, "pooler", None) is not None:
         model.pooler = None  # nothing here reads it, and where a folder has none it would be drawn at random

@@ -63,7 +63,7 @@ def check_target(to: Path, *, run: Path) -> None:
     owner = peft_format.run_of(to / f"{ROUTER}.json")
     if (to / f"{ROUTER}.json").exists() and owner != str(run.resolve()):
         raise BadInput(
-            f"{to} holds the router of {owner or 'an unknown run'}", hint="take another --to, or remove it"
+            f"{to} holds the router of {owner or 'an unknown run'}", hint="choose another --to, or remove it"
         )
 
 

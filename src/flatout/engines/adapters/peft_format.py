@@ -149,7 +149,7 @@ def check_target(to: Path, *, run: Path) -> None:
         if (owner := run_of(folder / RUN)) != str(run.resolve()):
             raise BadInput(
                 f"{folder} holds an adapter of {owner or 'an unknown run'}",
-                hint=f"take another --to, or remove {folder}",
+                hint=f"choose another --to, or remove {folder}",
             )
 
 

@@ -156,7 +156,7 @@ def _check_fresh(out: Path, found: dict[str, PhaseCheckpoint | None]) -> None:
             how_far = "finished" if each.state.finished else "begun"
             raise BadInput(
                 f"{phase} in {out} is {how_far}, at step {each.state.step}",
-                hint="go on with --resume, or take another --out",
+                hint="continue with --resume, or choose another --out",
             )
     if "phase1" in found and not log.has_log(out, KIND):
         check_empty(out, besides=(HEADS_ONLY,))

@@ -196,9 +196,9 @@ def adapt_evaluate(
     the run's settings say; choose them on `split="validation"`.
     """
     if rows is not None and rows < 1:
-        raise BadInput(f"--rows {rows}", hint="take at least 1")
+        raise BadInput(f"--rows {rows} is below 1", hint="give at least 1")
     if split not in HELD_OUT:
-        raise BadInput(f"--split {split}", hint=f"take {' or '.join(HELD_OUT)}")
+        raise BadInput(f"--split {split} is unknown", hint=f"use {' or '.join(HELD_OUT)}")
     out = folder_of_run(run)
     settings = run_folder.settings_of(out, model=model, device=device, top_k=top_k, threshold=threshold)
     found = _score(settings, rows=rows, split=split, on_progress=on_progress)

@@ -147,8 +147,8 @@ class Eggroll:
             raise BadInput(f"sigma={value} is not above 0")
         if value != self._drawn_sigma and isinstance(self.masters, integer.IntegerMasters):
             raise BadInput(
-                "sigma stays the same in int8 arithmetic: its scales are powers of two",
-                hint="take arithmetic: float, or sigma_schedule: constant",
+                "sigma cannot change in int8 arithmetic, whose scales are powers of two",
+                hint="use arithmetic: float, or sigma_schedule: constant",
             )
         self._sigma = value
 
@@ -336,7 +336,9 @@ class Eggroll:
         if members is None:
             return range(self.population)
         if not members or members.step != 1 or members.start < 0 or members.stop > self.population:
-            raise BadInput(f"members {members} of {self.population}", hint="a range of the population")
+            raise BadInput(
+                f"members {members} of {self.population}", hint="give a range within the population"
+            )
         return members
 
     def _variants(self, members: range) -> range:
@@ -349,8 +351,8 @@ class Eggroll:
     ) -> tuple[integer.IntegerMasters, Perturbations]:
         if self._others or not self.antithetic:
             raise BadInput(
-                "int8 arithmetic votes with antithetic pairs over matrices",
-                hint='take antithetic=True and others="freeze"',
+                "int8 arithmetic needs antithetic pairs and evolves only matrices",
+                hint='use antithetic=True and others="freeze"',
             )
         masters = integer.IntegerMasters(self._targets, stacks=self._stacks, threshold=self._threshold(share))
         scales = {name: masters.scale(name, sigma=source.sigma, rank=source.rank) for name in self._targets}
@@ -410,7 +412,7 @@ def _weights(
         if others == "full":
             raise BadInput(
                 'others="full" is for modules: the generator of a language model shares norms and biases',
-                hint='take others="freeze", or kind="module" and your own forward',
+                hint='use others="freeze", or kind="module" and your own forward',
             )
         products = {name: product.weight for name, product in decoder.projections().items()}
         return chosen(products, patterns), {}

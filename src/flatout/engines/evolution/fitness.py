@@ -69,7 +69,7 @@ def refuse_all_failed(rewards_MP: Tensor) -> None:
     if bool(rewards_MP.isnan().all()):
         raise BadInput(
             f"all {rewards_MP.numel()} rewards of the first epoch failed",
-            hint="the lines above say how; call the reward on a text by hand",
+            hint="the lines above say why; try the reward on one text by hand",
         )
 
 

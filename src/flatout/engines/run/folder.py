@@ -67,7 +67,8 @@ def check_empty(folder: Path, *, besides: Collection[str] = ()) -> None:
     ]
     if foreign:
         raise BadInput(
-            f"{folder} is not empty: it holds {foreign[0]}", hint="go on with --resume, or take another --out"
+            f"{folder} is not empty: it holds {foreign[0]}",
+            hint="continue with --resume, or choose another --out",
         )
 
 

@@ -30,5 +30,5 @@ def find_model(name: str | Path, *, extra: str = "evolution") -> Path:
     except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise BadInput(
-            f"no model folder at {name}, and the Hugging Face Hub cannot give one: {reason}", hint=HINT
+            f"no model folder at {name}, and the Hugging Face Hub cannot provide one: {reason}", hint=HINT
         ) from error

@@ -25,7 +25,7 @@ from flatout.ground.codec import WrongShape, decode, encode
 from flatout.ground.errors import BadInput, MissingExtra
 from flatout.ground.tensorboard_files import EventFile
 
-WHEN_FULL = "free some space and go on with --resume"
+WHEN_FULL = "free some space and continue with --resume"
 HEADER = '{"format":'
 Record = TypeVar("Record")
 
@@ -59,7 +59,7 @@ class RunLog(Generic[Record]):
         self._file = open_to_append(self.path)
         try:
             if try_lock(self._file) is False:
-                raise BadInput(f"another run writes {self.path}", hint="wait for it, or take another --out")
+                raise BadInput(f"another run writes {self.path}", hint="wait for it, or choose another --out")
             cut_torn_line(self.path)
             said = {"format": kind.format, "version": kind.version}
             header = _known({**said, "settings": encode(dict(settings or {}))})

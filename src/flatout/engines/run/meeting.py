@@ -66,7 +66,7 @@ class Meeting:
             return cls(launch)
         if launch.meets_at is None:
             raise BadInput(
-                f"rank {launch.rank} of {launch.num_ranks} is not told where to meet the others",
+                f"rank {launch.rank} of {launch.num_ranks} does not know where to meet the others",
                 hint="start it with torchrun or srun, or set MASTER_ADDR and MASTER_PORT",
             )
         host, port = launch.meets_at

@@ -167,11 +167,11 @@ def _name_of(device: torch.device) -> str:
 def choose_device(name: str, *, local_rank: int = 0) -> torch.device:
     """The device of this process: its own GPU, or the CPU."""
     if name not in ("auto", "cpu", "cuda"):
-        raise BadInput(f"no device {name!r}", hint="take auto, cpu or cuda")
+        raise BadInput(f"no device {name!r}", hint="use auto, cpu or cuda")
     if name == "cpu" or name == "auto" and not torch.cuda.is_available():
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        raise BadInput("torch sees no GPU here", hint="omit --device, or take cpu")
+        raise BadInput("torch sees no GPU here", hint="omit --device, or use cpu")
     # srun may show each process one GPU only; where there are fewer GPUs than processes, some share one.
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)

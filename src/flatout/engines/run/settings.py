@@ -88,7 +88,7 @@ def check_resume(saved: Mapping[str, Any], settings: Any, *, free: Collection[st
         if found := _first_difference(saved[key], after, key):
             name, before, now = found
             raise BadInput(
-                f"the run has {name}={before!r}, and {now!r} is given",
+                f"the run has {name}={before!r}, but {now!r} is given",
                 hint="omit it to resume, or start a run in another --out",
             )
 

@@ -31,7 +31,8 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
     ]
     if not found:
         raise BadInput(
-            f"{type(model).__name__} has no list of {depth} blocks", hint="layers cannot be hooked"
+            f"{type(model).__name__} has no list of {depth} blocks",
+            hint="use a model whose layers are in one list",
         )
     return min(found, key=lambda item: item[0].count("."))[1]
 

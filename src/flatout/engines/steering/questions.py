@@ -124,7 +124,7 @@ def _question(found: Any, where: str) -> Question:
         if not value:
             raise BadInput(f"{where}: {name!r} is empty", hint="an answer has at least one character")
     if positive == negative:
-        raise BadInput(f"{where}: both answers are {positive[:40]!r}", hint="a pair differs in its answer")
+        raise BadInput(f"{where}: both answers are {positive[:40]!r}", hint="the two answers must differ")
     return question_of(text, positive=positive, negative=negative)
 
 

@@ -163,7 +163,7 @@ def steer(
     name = Path(str(given.get("questions") or "search")).stem
     folder = choose_folder(given.get("out"), kind="steer", name=name, resume=resume)
     if resume and not (folder / SETTINGS_FILE).is_file():
-        raise BadInput(f"{folder} holds no search to resume", hint="omit --resume to begin one")
+        raise BadInput(f"{folder} holds no search to resume", hint="omit --resume to start one")
     given = {**given, "out": str(folder)}
     chosen = make_settings(given) if join else resume_settings(given)
     check_model_folder(chosen.model)
@@ -246,7 +246,7 @@ def steer_convert(source: Path | str, *, to: Path | str, model: str = "unknown")
     """
     source, to = Path(source), Path(to)
     if to.suffix not in (".gguf", ".safetensors"):
-        raise BadInput(f"{to} is neither .gguf nor .safetensors", hint="name a file that ends so")
+        raise BadInput(f"{to} is neither .gguf nor .safetensors", hint="end the file name in one of them")
     from flatout.engines.steering.vectors import formats
 
     vectors = formats.read(source)

@@ -125,7 +125,7 @@ def _read(path: Path) -> dict[str, Any]:
 def _task(raw: dict[str, Any], *, task: str | None, folder: Path) -> str:
     if task is not None:
         if task not in TASKS:
-            raise BadInput(f"task={task!r} is none of {', '.join(TASKS)}")
+            raise BadInput(f"task={task!r} is not one of {', '.join(TASKS)}")
         return task
     architectures = raw.get("architectures") or []
     for architecture in architectures:
@@ -135,7 +135,7 @@ def _task(raw: dict[str, Any], *, task: str | None, folder: Path) -> str:
     named = ", ".join(map(str, architectures)) or "no architecture"
     raise BadInput(
         f"{folder / 'config.json'} names {named}, whose loss Flatout does not know",
-        hint=f"say the task: one of {', '.join(TASKS)}",
+        hint=f"name the task: one of {', '.join(TASKS)}",
     )
 
 

@@ -157,7 +157,7 @@ def optimizer_maker(optimizer: Any, *, model: nn.Module | None) -> MakeOptimizer
     if isinstance(optimizer, torch.optim.Optimizer):
         if model is None:
             raise BadInput(
-                "an optimizer that exists already belongs to a model that exists already",
+                "an existing optimizer belongs to an existing model",
                 hint="give the optimizer as a function of the list of parameters",
             )
         return _like(optimizer, model)

@@ -30,7 +30,7 @@ def sample_sizes(
     """
     missing = [knob for knob in knobs if knob not in job_sizes]
     if missing:
-        raise BadInput(f"{', '.join(missing)} is none of the job's sizes: {', '.join(job_sizes)}")
+        raise BadInput(f"{', '.join(missing)} is not one of the job's sizes: {', '.join(job_sizes)}")
     taken = {value for knob, value in job_sizes.items() if knob not in knobs}
     points: dict[str, tuple[int, ...]] = {}
     for knob in sorted(knobs, key=lambda knob: (PERIODS.get(knob, 1) == 1, knob != BATCH)):

@@ -30,11 +30,11 @@ class Playback:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if not (speed > 0 and math.isfinite(speed)):
-            raise BadInput(f"a speed of {speed:g}", hint="60 plays a minute in a second")
+            raise BadInput(f"--speed {speed:g} is not above 0", hint="60 plays a minute per second")
         self._coming: Iterator[Sample] = iter(samples)
         self._next = next(self._coming, None)
         if self._next is None:
-            raise BadInput("the run has no samples", hint="it ended before the first was taken")
+            raise BadInput("the run has no samples", hint="it ended before the first sample")
         self._speed, self._clock = speed, clock
         self._due_s = clock()
         self._recent: deque[Sample] = deque()

@@ -93,7 +93,7 @@ def _ends(folder: Path) -> tuple[float, float]:
     starts = [first.start_s for tier in tiers if (first := next(read_tier(folder, tier), None)) is not None]
     ends = [sample.time_s for tier in tiers for sample in read_end(folder, tier, most_bytes=1)]
     if not starts or not ends:
-        raise BadInput(f"the run {folder.name} has no samples", hint="it ended before the first was taken")
+        raise BadInput(f"the run {folder.name} has no samples", hint="it ended before the first sample")
     return min(starts), max(ends)
 
 

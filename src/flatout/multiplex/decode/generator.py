@@ -64,12 +64,12 @@ class Generator:
         positions = self.decoder.max_positions
         if tile < 1 or slots % tile:
             raise BadInput(
-                f"{slots} slots cannot be cut into tiles of {tile}", hint="take a multiple of it, or tile=1"
+                f"{slots} slots cannot be cut into tiles of {tile}", hint="use a multiple of it, or tile=1"
             )
         if slots < 1 or not 2 <= max_tokens <= positions:
             raise BadInput(
                 f"slots={slots}, max_tokens={max_tokens}; the model has {positions} positions",
-                hint="take at least 1 slot, and at least 2 tokens within the model's positions",
+                hint="give at least 1 slot, and at least 2 tokens within the model's positions",
             )
         self.slots = slots
         self.limits = Limits(

@@ -55,7 +55,7 @@ def _check_tile(seats: Sequence[Seat]) -> None:
     if len({seat.request.variant for seat in seats}) > 1:
         raise BadInput(
             f"requests {seats[0].number} to {seats[-1].number} share a tile and run different variants",
-            hint="order requests by variant, or take tile=1",
+            hint="order requests by variant, or use tile=1",
         )
 
 

@@ -63,7 +63,7 @@ def table(dtype: torch.dtype, device: torch.device) -> Tensor:
         return _INTEGERS.to(device)
     if dtype in (torch.float32, torch.bfloat16):
         return _FLOATS.to(dtype).to(device)
-    raise BadInput(f"no noise of type {dtype}", hint="take torch.int8, torch.bfloat16 or torch.float32")
+    raise BadInput(f"no noise of type {dtype}", hint="use torch.int8, torch.bfloat16 or torch.float32")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -245,7 +245,7 @@ def draw_full(
 
 def _check_epoch(epoch: int) -> None:
     if not 0 <= epoch <= WORD:
-        raise BadInput(f"epoch {epoch} is not a 32-bit number", hint="take 0 to 2**32 - 1")
+        raise BadInput(f"epoch {epoch} is not a 32-bit number", hint="give 0 to 2**32 - 1")
 
 
 def unit(dtype: torch.dtype) -> float:
@@ -258,7 +258,7 @@ def _pair_numbers(pairs: range | Tensor, device: torch.device) -> Tensor:
     if isinstance(pairs, Tensor):
         return pairs.to(device=device, dtype=torch.int64)
     if len(pairs) and not 0 <= min(pairs[0], pairs[-1]) <= max(pairs[0], pairs[-1]) <= WORD:
-        raise BadInput(f"pairs {pairs} are not 32-bit numbers", hint="take 0 to 2**32 - 1")
+        raise BadInput(f"pairs {pairs} are not 32-bit numbers", hint="give 0 to 2**32 - 1")
     return torch.arange(pairs.start, pairs.stop, pairs.step, dtype=torch.int64, device=device)
 
 

@@ -61,7 +61,7 @@ def philox(
 def stream_key(seed: int, *names: str) -> tuple[int, int]:
     """The key of the stream that a seed and some names stand for; the same in every process and version."""
     if not 0 <= seed < 1 << 64:
-        raise BadInput(f"seed {seed} is not a 64-bit number", hint="take 0 to 2**64 - 1")
+        raise BadInput(f"seed {seed} is not a 64-bit number", hint="give 0 to 2**64 - 1")
     text = "\0".join(names).encode()
     digest = hashlib.blake2b(seed.to_bytes(8, "little") + text, digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")

@@ -227,7 +227,7 @@ def _fresh_folder(parent: Path, name: str) -> Path:
         except FileExistsError:
             continue
         return folder
-    raise BadInput(f"{parent} is full of backups of one moment")
+    raise BadInput(f"{parent} holds too many backups of the same second")
 
 
 def _read_manifest(path: Path) -> Backup:
@@ -259,7 +259,7 @@ def check_writable(path: Path) -> None:
     if path.is_symlink():
         raise BadInput(
             f"{path} is a symbolic link to {os.readlink(path)}",
-            hint="nothing was written; name the file itself",
+            hint="nothing was written; change the file itself",
         )
     try:
         mode = path.stat().st_mode

@@ -131,9 +131,7 @@ def read_document(path: Path, *, name: str | None = None) -> Document:
     except OSError as error:
         raise BadInput(f"{shown} cannot be read: {error.strerror}") from None
     if path.suffix.casefold() == ".toml":
-        raise BadInput(
-            f"{shown} is TOML, whose values a plan cannot write back with their comments kept", hint=KEYED
-        )
+        raise BadInput(f"{shown} is TOML, which a plan cannot write back with its comments", hint=KEYED)
     return parse_document(decode_text(data, name=shown), name=shown, format=format_of(path))
 
 
@@ -191,7 +189,7 @@ def _yaml_scalars(text: str, name: str) -> Iterator[tuple[str, Scalar | Literal[
     except YAMLError as error:
         if (second := _second_document(text)) is not None:
             raise BadInput(
-                f"{name} holds several YAML documents (the second begins at line {second}); a plan reads one",
+                f"{name} holds several YAML documents (the second starts at line {second}); a plan reads one",
                 hint="keep one; stages are files in a folder curriculum/, or a list called stages",
             ) from None
         problem = _first_problem(error)

@@ -237,8 +237,8 @@ class _Look:
         if found is None and key is not None:
             written = self.stage.values[key]
             raise BadInput(
-                f"{knob} at {written.where} is {written.value!r}, which refers to no value in this config",
-                hint=f"give the one that the job is started with: --set {key}=VALUE",
+                f"{knob} at {written.where} is {written.value!r}, which refers to no value of this config",
+                hint=f"give the value that the job is started with: --set {key}=VALUE",
             )
         if found is not None and found.num_ignored:
             self.notes.append(f"{found.where} is given {found.num_ignored + 1} times; the last one counts")
@@ -330,7 +330,7 @@ def _accumulated(whole: Setting[int], batch_size: Setting[int], ranks: int) -> S
     at_once = batch_size.value * ranks
     if whole.value % at_once:
         raise BadInput(
-            f"{whole.source} is {whole.value}, no multiple of the {at_once} samples that {ranks} "
+            f"{whole.source} is {whole.value}, not a multiple of the {at_once} samples that {ranks} "
             f"{'rank takes' if ranks == 1 else 'ranks take'} at once ({batch_size.source})",
             hint="give the number of processes with --ranks, or another global batch",
         )

@@ -136,7 +136,7 @@ def _budget_here(snapshot: Snapshot, *, margin: float, ranks: int) -> Budget:
     tightest = min(known[:ranks], key=_free)
     device = tightest.device
     if device is None or tightest.memory_total_bytes is None:
-        raise BadInput("the GPU does not tell its name", hint=hint)
+        raise BadInput("the GPU does not report its name", hint=hint)
     free = Decision(
         value=_free(tightest), reason=f"the driver reports it for GPU {tightest.index}", source="measured"
     )

@@ -13,16 +13,14 @@ from flatout.tuner.results.prescription import Prescription
 def edits_of(prescription: Prescription, *, folder: Path) -> dict[Path, tuple[bytes, bytes]]:
     """file -> (its content, its content with the patches); BadInput where a file is not the proven one."""
     if not prescription.patches:
-        raise BadInput("the prescription holds no patch", hint="flatout tune --patch SCRIPT looks for some")
+        raise BadInput("flatout.toml holds no patch", hint="flatout tune --patch SCRIPT looks for some")
     again = f"nothing was written; flatout tune --patch {prescription.command[0]} proves them anew"
     for patch in prescription.patches:
         found = sha256(read_text(folder / patch.file) or "")
         if found == patch.patched_sha256:
-            raise BadInput(
-                f"{patch.file} has the patches already", hint="flatout tune --undo takes them back"
-            )
+            raise BadInput(f"{patch.file} already has the patches", hint="flatout tune --undo reverts them")
         if found != patch.sha256:
-            raise BadInput(f"{patch.file} is not the file that {patch.name} was proven on", hint=again)
+            raise BadInput(f"{patch.file} has changed since {patch.name} was proven on it", hint=again)
     try:
         texts = patched_texts(sites_of(prescription.patch_doses()), folder=folder)
     except Refused as refusal:

@@ -167,7 +167,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(whole: Path, tmp_path
         lambda: verbs.adapt_predict(whole, ["a film"], model=str(other)),
         lambda: verbs.adapt_export(whole, to=tmp_path / "peft", model=str(other)),
     ):
-        with pytest.raises(BadInput, match="belongs to another model than"):
+        with pytest.raises(BadInput, match="belongs to a model other than"):
             ask()
     assert not (tmp_path / "peft").exists()
     assert weights(whole, "phase3")

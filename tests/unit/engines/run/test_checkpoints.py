@@ -120,7 +120,7 @@ def test_a_full_disk_is_no_defect_and_leaves_the_one_before(tmp_path: Path) -> N
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))
     large = {"tensors": {"large": torch.zeros(1 << 18)}}
     try:
-        with pytest.raises(BadInput, match=r"File too large.*go on with --resume"):
+        with pytest.raises(BadInput, match=r"File too large.*continue with --resume"):
             in_folder(tmp_path).save(2, state=State(epoch=2), files=large)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

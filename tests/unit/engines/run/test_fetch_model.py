@@ -66,7 +66,7 @@ def test_nothing_is_replaced_and_an_empty_folder_is_taken(package: Path, tmp_pat
     (full / "mine").touch()
     fetch_model("minilm", empty)
     for taken in (empty, full, full / "mine"):
-        with pytest.raises(BadInput, match="is not empty, and nothing is replaced"):
+        with pytest.raises(BadInput, match="is not empty, and fetch replaces nothing"):
             fetch_model("minilm", taken)
     assert [path.name for path in full.iterdir()] == ["mine"]
 

@@ -100,5 +100,5 @@ def test_a_checkpoint_of_another_model_is_refused() -> None:
     sampled = ["486f851a04c68a35", "5bef2c82ad73a1c1"]
     for saved in (weights_fingerprint(module()), *sampled):
         check_model(saved, module(), name="./mine", checkpoint="step-000003")
-        with pytest.raises(BadInput, match=r"step-000003 belongs to another model than \./other"):
+        with pytest.raises(BadInput, match=r"step-000003 belongs to a model other than \./other"):
             check_model(saved, module(b=torch.zeros(2, 2)), name="./other", checkpoint="step-000003")

@@ -158,7 +158,7 @@ def test_vectors_of_another_library_are_searched_and_given_back(
     record = verbs.steer({**given, "trials": 2, "examples": 0}).record
     assert record is not None and {trial.method for trial in record.trials} == {"theirs"}
     for source, to, words in (
-        (tmp_path / "x.pt", "y.gguf", "is a pickle, and none is ever loaded"),
+        (tmp_path / "x.pt", "y.gguf", "is a pickle, which flatout never loads"),
         (fitted, "y.pt", "neither .gguf nor .safetensors"),
     ):
         with pytest.raises(BadInput, match=words):

@@ -59,5 +59,5 @@ def test_larger_batches_can_be_asked_for() -> None:
 
 
 def test_a_knob_that_the_job_does_not_have_is_refused() -> None:
-    with pytest.raises(BadInput, match="frames is none of the job's sizes: batch_size"):
+    with pytest.raises(BadInput, match="frames is not one of the job's sizes: batch_size"):
         sample_sizes({"batch_size": 8}, knobs=("batch_size", "frames"))

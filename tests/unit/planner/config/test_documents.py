@@ -455,11 +455,11 @@ def test_a_comment_that_names_the_old_value_is_pointed_out(line: str, speaks: bo
 def test_several_documents_and_toml_are_named(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("a: 1\n---\na: 2\n")
-    with pytest.raises(BadInput, match=r"holds several YAML documents \(the second begins at line 2\)"):
+    with pytest.raises(BadInput, match=r"holds several YAML documents \(the second starts at line 2\)"):
         read_document(path)
     path.write_text("# one\n---\na: 1\n")
     assert read_document(path).find("a").value == 1
     toml = tmp_path / "c.toml"
     toml.write_text("a = 1\n")
-    with pytest.raises(BadInput, match="is TOML, whose values a plan cannot write back"):
+    with pytest.raises(BadInput, match="is TOML, which a plan cannot write back"):
         read_document(toml)

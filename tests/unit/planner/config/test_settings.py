@@ -331,7 +331,7 @@ def test_a_global_batch_is_made_up_by_accumulation(tmp_path: Path) -> None:
         (stage,) = open_config(path).settings(ranks=ranks).stages
         assert (stage.batch_size.value, stage.accumulation.value) == (4, accumulation)
         assert stage.global_batch_size is not None
-    with pytest.raises(BadInput, match=r"is 64, no multiple of the 12 samples that 3 ranks take at once"):
+    with pytest.raises(BadInput, match=r"is 64, not a multiple of the 12 samples that 3 ranks take at once"):
         open_config(path).settings(ranks=3)
     path.write_text("micro_batch_size: 4\nglobal_batch_size: 64\naccumulation: 2\n")
     found = open_config(path).settings()

@@ -52,7 +52,7 @@ def test_files_are_written_and_restored(tmp_path: Path, monkeypatch: pytest.Monk
     save_prescription(patched_prescription(), Path("flatout.toml"))
     assert api.apply_patches(Path("flatout.toml")) == [Path("model.py")]
     assert Path("model.py").read_text() == PATCHED
-    with pytest.raises(BadInput, match="has the patches already"):
+    with pytest.raises(BadInput, match="already has the patches"):
         api.apply_patches(Path("flatout.toml"))
     Path("model.py").write_text(PATCHED + "# mine\n")
     with pytest.raises(BadInput, match="was changed since the patch was applied"):

@@ -69,7 +69,7 @@ def _answer_routed(assembly: AdapterAssembly, text: str, *, context: str | None)
     part = assembly.parts[assembly.names[int(route.chosen[0, 0])]]
     if part not in able:
         raise BadInput(
-            f"the router takes the text for {part.name} ({confidence:.0%}), which {_need(part)}",
+            f"the router assigns the text to {part.name} ({confidence:.0%}), which {_need(part)}",
             hint="give --context" if context is None else f"give --task {able[0].name}",
         )
     mixed = zip(assembly.names, weights[0].tolist(), strict=True)

@@ -101,7 +101,7 @@ def packed_attention(
     if unknown or attention_mask is not None or others.get("is_causal") or key.shape[1] != query.shape[1]:
         raise BadInput(
             f"{type(module).__name__} asks for {', '.join(unknown) or 'a mask, or heads that share keys'}",
-            hint="packed rows know plain bidirectional attention only: take a BERT- or RoBERTa-like encoder",
+            hint="packed rows support plain bidirectional attention only: use a BERT or RoBERTa",
         )
     # Not x[0]: its backward would fill a tensor of zeros.
     q, k, v = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))

@@ -119,7 +119,8 @@ class AdapterBank:
         names = [spec.name for spec in specs]
         if not specs or len(set(names)) < len(names):
             raise BadInput(
-                f"adapters {', '.join(names) or 'none'}", hint="give at least one, each its own name"
+                f"adapters named {', '.join(names) or 'none'}",
+                hint="give at least one, each with its own name",
             )
         self.specs = tuple(specs)
         self.names = tuple(names)

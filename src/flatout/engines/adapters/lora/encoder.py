@@ -222,7 +222,7 @@ class PackedEncoder:
                 )
             if "forward" in vars(module):
                 raise BadInput(
-                    f"{name} has another forward already", hint="close the first encoder of this model"
+                    f"{name} already has another forward", hint="close the first encoder of this model"
                 )
             vars(module)["forward"] = self._forward_of(module, name)
             self._opened.append(module)
@@ -292,7 +292,7 @@ class PackedEncoder:
         expected = (sum(shape.num_rows for shape in shapes), len(self.bank))
         if mixture.shape != expected:
             raise BadInput(
-                f"a mixture of {tuple(mixture.shape)} for {expected[0]} rows and {expected[1]} adapters",
+                f"the mixture is {tuple(mixture.shape)} for {expected[0]} rows and {expected[1]} adapters",
                 hint="give a weight for every row and adapter",
             )
         weights = (mixture * self._scales).split([shape.num_rows for shape in shapes])
@@ -335,7 +335,7 @@ class PackedEncoder:
             if self._layers is None:
                 raise BadInput(
                     f"{type(self.model).__name__} gives other states when rows are packed",
-                    hint="take one with absolute positions that sees both ways: BERT, RoBERTa, MiniLM",
+                    hint="use one with absolute positions and bidirectional attention: BERT, RoBERTa, MiniLM",
                 )
             self._layers = None  # its layers are not those of its family
 

@@ -207,8 +207,8 @@ class AdapterOptimizer:
         """Go on from `state`; BadInput where it is another optimizer's."""
         if numbers["num_steps"].keys() != self._groups.keys():
             raise BadInput(
-                f"the state is of {', '.join(numbers['num_steps'])}; here are {', '.join(self._groups)}",
-                hint="resume with the tasks that the run began with",
+                f"the state has {', '.join(numbers['num_steps'])}; this run has {', '.join(self._groups)}",
+                hint="resume with the tasks that the run started with",
             )
         left = dict(tensors)
         for name, group in self._groups.items():
@@ -218,8 +218,8 @@ class AdapterOptimizer:
                 self._load_parameter(f"{name}.{number}.", parameter, group, left)
         if left:
             raise BadInput(
-                f"the state has {len(left)} tensors of nothing here, first {min(left)}",
-                hint="resume with the heads that the run began with",
+                f"the state has {len(left)} tensors that this run lacks, first {min(left)}",
+                hint="resume with the heads that the run started with",
             )
         for name, scaler in self._scalers.items():
             scaler.load_state_dict(numbers["scalers"][name])
@@ -239,7 +239,7 @@ class AdapterOptimizer:
             if value.shape != expected:
                 raise BadInput(
                     f"{prefix}{key} is {tuple(value.shape)}; this run has {tuple(expected)}",
-                    hint="resume with the ranks and heads that the run began with",
+                    hint="resume with the ranks and heads that the run started with",
                 )
             if key in kept:
                 kept[key].copy_(value)

@@ -48,7 +48,7 @@ def prepared_for(
         return Prepared(frame=made)
     for shape in shapes:
         if not 0 <= shape.adapter < len(bank):
-            raise BadInput(f"a block of adapter {shape.adapter}", hint=f"the bank holds {len(bank)}")
+            raise BadInput(f"a block names adapter {shape.adapter}", hint=f"the bank holds {len(bank)}")
     if not bank.rank:
         return Prepared(frame=made, dropout=_dropout(made, bank))
     decision = choose_path(made.ranges, device=device, dtype=dtype, rank=bank.rank)

@@ -301,7 +301,7 @@ class PhaseRun:
             out = self.assembly.settings.folder
             raise Interrupted(
                 f"interrupted; step {self.step} of {self.steps} of {self.phase} is kept in {out}",
-                hint="go on with --resume",
+                hint="continue with --resume",
             )
 
 

@@ -80,7 +80,7 @@ def chosen(weights: Mapping[str, Tensor], patterns: Sequence[str] | None) -> dic
     for pattern in patterns or ():
         if not fnmatch.filter(weights, pattern):
             some = ", ".join(list(weights)[:3]) or "none: the model has no Linear layer"
-            raise BadInput(f"no target matches {pattern!r}", hint=f"names are like {some}")
+            raise BadInput(f"no target matches {pattern!r}", hint=f"names look like {some}")
     if not weights:
         raise BadInput("the model has no Linear layer to evolve", hint="low-rank noise needs a matrix")
     return {

@@ -75,11 +75,11 @@ def expected_text(answer: Mapping[str, Any], field: str | None, *, usual: str = 
     if field not in answer:
         raise BadInput(
             f"the answer has no {field!r} to compare with: it has {', '.join(facts) or 'nothing'}",
-            hint="take another reward, or one that names its field",
+            hint="use another reward, or one that names its field",
         )
     expected = answer[field]
     if not isinstance(expected, (str, int, float)):
-        raise BadInput(f"{field!r} is {expected!r}, neither a text nor a number", hint="take another reward")
+        raise BadInput(f"{field!r} is {expected!r}, neither a text nor a number", hint="use another reward")
     return str(expected)
 
 
@@ -136,7 +136,7 @@ class NumericAnswer:
 def _expected_number(text: str) -> Fraction:
     number = answer_in(text)
     if number is None:
-        raise BadInput(f"the expected answer {text[-40:]!r} holds no number", hint="take another reward")
+        raise BadInput(f"the expected answer {text[-40:]!r} holds no number", hint="use another reward")
     return number
 
 

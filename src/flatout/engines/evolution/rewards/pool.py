@@ -275,7 +275,7 @@ class RewardPool:
         if not self._has_worked:
             raise ChildDied(
                 f"the process for the reward did not start: {why}",
-                hint="a script that makes a RewardPool does so under if __name__ == '__main__'",
+                hint="create the RewardPool under if __name__ == '__main__'",
             )
         scoring.num_false_starts += 1
         if scoring.num_false_starts >= MOST_FALSE_STARTS:

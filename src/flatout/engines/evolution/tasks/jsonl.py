@@ -82,7 +82,7 @@ def read_splits(
         if not train:
             raise BadInput(
                 f"every prompt of {path} is also in {heldout}",
-                hint="leave the second out to divide the first",
+                hint="omit the second file to divide the first",
             )
         return train, tuple(_distinct(kept_out))
     kept_out = [prompt for prompt in prompts if split_of(prompt.key) == "heldout"]

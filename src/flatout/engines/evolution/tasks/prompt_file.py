@@ -49,5 +49,5 @@ def _texts(stop: Any) -> tuple[str, ...]:
     """One text or several."""
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(text, str) and text for text in texts):
-        raise BadInput(f"stop={stop!r} is not made of texts", hint='write stop=["\\n"]')
+        raise BadInput(f"stop={stop!r} is not a list of texts", hint='write stop=["\\n"]')
     return texts

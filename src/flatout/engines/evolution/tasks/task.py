@@ -99,7 +99,7 @@ def ask_prompts(task: EvolutionTask, split: Split, *, epoch: int, count: int, se
         if not isinstance(prompt.answer, Mapping):
             raise BadInput(
                 f"the task {title_of(task)} gives a {type(prompt.answer).__name__} as the answer of a prompt",
-                hint='make it a table by name: answer={"target": ...}',
+                hint='make it a dict: answer={"target": ...}',
             )
     return prompts
 

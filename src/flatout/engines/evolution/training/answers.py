@@ -212,8 +212,8 @@ class Answers:
         needed, most = len(longest) + self._max_new_tokens, self._decoder.max_positions
         if needed > most:
             raise BadInput(
-                f"a prompt of {len(longest)} tokens and {self._max_new_tokens} more pass the model's {most}",
-                hint="take fewer --max-new-tokens or shorter prompts",
+                f"{len(longest)} prompt tokens and {self._max_new_tokens} more exceed the model's {most}",
+                hint="use fewer --max-new-tokens or shorter prompts",
             )
         if needed > self.max_tokens:
             self.max_tokens = min(-(-needed // POSITIONS_STEP) * POSITIONS_STEP, most)

@@ -81,7 +81,7 @@ def halved(found: PopulationSchedule) -> PopulationSchedule:
     if rows < 2:
         raise BatchDoesNotFit(
             "not even one row fits into memory",
-            hint="take fewer new tokens, shorter prompts or a smaller rank",
+            hint="use fewer new tokens, shorter prompts or a smaller rank",
         )
     # Pairs stay side by side: an even number of rows where there are as many.
     fewer = rows // 2 if rows < 4 else rows // 4 * 2
@@ -92,7 +92,7 @@ def halved(found: PopulationSchedule) -> PopulationSchedule:
 def _rows(total: int, *, needs: Needs, asked: int | None) -> Decision[int]:
     if asked is not None:
         if asked < 1:
-            raise BadInput(f"rows={asked}", hint="at least one row runs at once")
+            raise BadInput(f"rows={asked} is below 1", hint="give at least 1")
         return Decision(value=min(asked, total), reason="as asked", source="assumed")
     if needs.free_bytes is None:
         reason = f"a product on a CPU is no faster per row beyond {CPU_ROWS} rows"
@@ -102,7 +102,7 @@ def _rows(total: int, *, needs: Needs, asked: int | None) -> Decision[int]:
     if fitting < 1:
         raise BatchDoesNotFit(
             f"one row takes {show_bytes(needs.row_bytes)} of cache; {show_bytes(usable_bytes)} are usable",
-            hint="take fewer new tokens or shorter prompts",
+            hint="use fewer new tokens or shorter prompts",
         )
     most = min(fitting, GPU_ROWS, total)
     value = most // ROWS_STEP * ROWS_STEP if ROWS_STEP <= most < total else most
@@ -115,7 +115,7 @@ def _chunk_members(
 ) -> Decision[int]:
     if asked is not None:
         if asked < 1 or asked % step:
-            raise BadInput(f"chunk_members={asked}", hint="whole antithetic pairs: an even number")
+            raise BadInput(f"chunk_members={asked} does not hold whole pairs", hint="give an even number")
         return Decision(value=min(asked, population), reason="as asked", source="assumed")
     if needs.free_bytes is None:
         reason = "one wave of rows, whatever the number of ranks: the same batches, the same bits"
@@ -123,8 +123,8 @@ def _chunk_members(
     fitting = int(needs.free_bytes * USABLE_SHARE * FACTORS_SHARE) // needs.variant_bytes * step
     if fitting < step:
         raise BatchDoesNotFit(
-            f"the factors of one variant take {show_bytes(needs.variant_bytes)}",
-            hint="take a smaller rank or fewer targets",
+            f"the factors of one variant do not fit: they take {show_bytes(needs.variant_bytes)}",
+            hint="use a smaller rank or fewer targets",
         )
     share = _up(math.ceil(population / num_ranks), step)
     # Chunks of equal size: a last small one would leave its rows empty.

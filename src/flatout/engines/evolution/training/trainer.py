@@ -121,7 +121,7 @@ def _apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], EvolutionTask | No
     if task is None or isinstance(task, (str, Path)):
         return {**given, **({} if task is None else {"task": str(task)})}, None
     if given.get("task_options"):
-        raise BadInput("task_options are for a task that is named", hint="make the object with them")
+        raise BadInput("task_options work only for a named task", hint="pass them to the task object")
     task = check_task(task)
     return {**given, "task": title_of(task), "task_options": options_of(task)}, task
 
@@ -135,7 +135,7 @@ def open_run(
         return resume_settings(found.state.config, given), found
     if resume and given.get("model") is None:
         raise BadInput(
-            f"{out} has no checkpoint to resume", hint="check --out, or begin with --model and --task"
+            f"{out} has no checkpoint to resume", hint="check --out, or start a run with --model and --task"
         )
     settings = make_settings(given)
     if first and not resume:
@@ -226,7 +226,7 @@ class Trainer:
                     self._keep(self._log)
                 raise Interrupted(
                     f"interrupted; {self.es.epoch} of {settings.epochs} epochs are kept in {self.out}",
-                    hint="go on with --resume",
+                    hint="continue with --resume",
                 ) from None
 
     def _open_log(self) -> RunLog[EpochRecord]:

@@ -101,7 +101,7 @@ def vote(draw: Draw, signs: Tensor) -> Tensor:
 def threshold_of(share: float, *, num_variants: int, rank: int) -> int:
     """The vote that a share of the weights passes where fitness says nothing: votes are then normal noise."""
     if not 0 < share < 1:
-        raise BadInput(f"lr={share} as the share of int8 weights that move", hint="between 0 and 1; try 0.01")
+        raise BadInput(f"lr={share} is not a share of the int8 weights", hint="give 0 to 1, such as 0.01")
     deviation = math.sqrt(num_variants * rank) / UNIT**2
     return math.ceil(NormalDist().inv_cdf(1 - share / 2) * deviation)
 

@@ -213,7 +213,7 @@ class BatchRunner:
         if len(batch) == 1 and not batch[0].prefix:
             raise BatchDoesNotFit(
                 f"a text of {longest} tokens does not fit the memory of {device}",
-                hint="shorten it, take fewer layers, or shard the model over several GPUs",
+                hint="shorten it, extract fewer layers, or shard the model over several GPUs",
             )
         if len(batch) == 1:
             return [part for one in left for part in (one.apart() if one is batch[0] else [one])]

@@ -30,7 +30,7 @@ class Tier:
             raise BadInput(f"the budget of tier {self.device} is {self.budget_bytes} bytes")
         kind = torch.device(self.device).type
         if kind == "cuda" and not torch.cuda.is_available():
-            raise BadInput(f"tier {self.device}: torch sees no GPU", hint='take Tier(device="cpu", ...)')
+            raise BadInput(f"tier {self.device}: torch sees no GPU", hint='use Tier(device="cpu", ...)')
 
     def hold(self, block: Tensor) -> Tensor:
         """Copy a block into this tier; on the host page-locked where there is a GPU to copy to."""

@@ -159,9 +159,9 @@ def common_tokens(first: Tokens | Sequence[int], second: Tokens | Sequence[int])
 
 def _check(texts: Sequence[str] | Sequence[Question]) -> None:
     if not texts:
-        raise BadInput("there are no texts to extract activations of", hint="give at least one")
+        raise BadInput("there are no texts to extract activations from", hint="give at least one")
     if not any(all(issubclass(one, kind) for one in set(map(type, texts))) for kind in (str, Question)):
-        raise BadInput("texts are all strings or all pairs")
+        raise BadInput("texts must be all strings or all pairs")
 
 
 def _cut_windows(

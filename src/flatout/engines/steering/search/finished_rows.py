@@ -35,7 +35,9 @@ class RowLog:
 
     def __init__(self, folder: Path, *, worker: str = "0") -> None:
         if not re.fullmatch(r"[\w.-]+", worker):
-            raise BadInput(f"a worker named {worker!r}", hint="take letters, digits, '.', '-' and '_'")
+            raise BadInput(
+                f"the worker name {worker!r} is not allowed", hint="use letters, digits, '.', '-' and '_'"
+            )
         self.folder = folder
         self._path = folder / f"{worker}.jsonl"
         self._rows: dict[tuple[int | None, str], FinishedRow] = {}

@@ -99,7 +99,7 @@ class HalvedSearch:
     def run(self, *, trials: int, batch_trials: int = 16) -> None:
         """Finish what is open, then ask until the study has `trials` trials of all workers."""
         if trials < 1 or batch_trials < 1:
-            raise BadInput(f"trials={trials}, batch_trials={batch_trials}", hint="take at least 1 of each")
+            raise BadInput(f"trials={trials}, batch_trials={batch_trials}", hint="give at least 1 of each")
         trials = int(min(trials, self.study.most_trials(self._space)))
         for bracket in self.study.open_brackets():
             self._tell_round(trials)

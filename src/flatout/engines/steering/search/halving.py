@@ -31,13 +31,13 @@ class Halving:
         if self.rungs < 1 or self.factor < 2:
             raise BadInput(
                 f"halving with rungs={self.rungs}, factor={self.factor}",
-                hint="take at least 1 rung (which never prunes) and a factor of 2 or more",
+                hint="give at least 1 rung (which never prunes) and a factor of 2 or more",
             )
 
     def ladder(self, num_questions: int) -> tuple[int, ...]:
         """Return the questions answered by the end of each rung; the last is all of them."""
         if num_questions < 1:
-            raise BadInput("a search without questions", hint="give at least one")
+            raise BadInput("the search has no questions", hint="give at least one")
         counts = (num_questions // self.factor**step for step in reversed(range(self.rungs)))
         return tuple(sorted({max(1, count) for count in counts}))
 
@@ -58,7 +58,9 @@ class Bracket:
 
     def __init__(self, trials: Sequence[int], *, num_questions: int, halving: Halving) -> None:
         if len(set(trials)) != len(trials) or not trials:
-            raise BadInput(f"a bracket of the trials {list(trials)}", hint="give each once, and at least one")
+            raise BadInput(
+                f"the bracket has the trials {list(trials)}", hint="give each once, and at least one"
+            )
         self._ladder = halving.ladder(num_questions)
         self._factor = halving.factor
         self._rung = 0

@@ -106,7 +106,7 @@ def _refuse_idle_gpus(address: str) -> None:
         cluster.take(1)
         if cluster.gpus:
             raise BadInput(
-                "this process has no GPU, and the nodes of the Ray cluster have",
+                "this process has no GPU, but the nodes of the Ray cluster do",
                 hint="ray job submit --entrypoint-num-gpus 1 gives it one; --device cpu leaves them idle",
             )
 

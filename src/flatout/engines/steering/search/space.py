@@ -151,7 +151,7 @@ def steering_of(trial: Trial, vectors: Mapping[str, SteeringVectors]) -> Steerin
     """Make what a trial does to the hidden states, along the directions of its method."""
     if trial.method not in vectors:
         raise BadInput(
-            f"trial {trial.number} takes the method {trial.method!r}", hint=f"there are {', '.join(vectors)}"
+            f"trial {trial.number} uses the method {trial.method!r}", hint=f"there are {', '.join(vectors)}"
         )
     return make_steering(
         vectors[trial.method],

@@ -74,7 +74,7 @@ def open_storage(where: str | Path) -> optuna.storages.BaseStorage:
             ) from error
         return PatientStorage(storages.get_storage(found))  # type: ignore[return-value]
     raise BadInput(
-        f"a study cannot be kept at {url.scheme}://",
+        f"a study cannot be stored at {url.scheme}://",
         hint="give the path of a journal file, postgresql://... or grpc://host:port"
         + ("; SQLite locks under parallel work" if url.scheme == "sqlite" else ""),
     )

@@ -74,8 +74,8 @@ class SearchStudy:
                 self.study.set_user_attr(RECIPE + part, value)
             elif known != value:
                 raise BadInput(
-                    f"the study {self.study.study_name!r} was begun with another {part}",
-                    hint="resume with the same, or begin a study under another name",
+                    f"the study {self.study.study_name!r} was started with another {part}",
+                    hint="resume with the same one, or start a study under another name",
                 )
 
     def num_asked(self) -> int:
@@ -223,7 +223,7 @@ class SearchStudy:
 def check_cmaes() -> None:
     """Say what is missing: Optuna has CMA-ES from another package."""
     if importlib.util.find_spec("cmaes") is None:
-        raise BadInput("the sampler cmaes needs the package cmaes", hint="pip install cmaes, or take tpe")
+        raise BadInput("the sampler cmaes needs the package cmaes", hint="pip install cmaes, or use tpe")
 
 
 def _last_report(one: optuna.trial.FrozenTrial) -> tuple[int | None, float | None]:

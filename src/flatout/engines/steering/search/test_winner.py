@@ -94,7 +94,7 @@ def retest_trial(search: HalvedSearch, trial: Trial, fresh: Sequence[Question]) 
     seen = {question.key for question in search.questions}
     fresh = list({question.key: question for question in fresh}.values())
     if any(question.key in seen for question in fresh):
-        raise BadInput("a fresh question was asked in the search", hint="split the questions first")
+        raise BadInput("a fresh question was already asked in the search", hint="split the questions first")
     steered, plain = search.values(trial, fresh), search.values(None, fresh)
     if not fresh or steered is None or plain is None:
         return None

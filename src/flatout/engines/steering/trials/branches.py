@@ -51,7 +51,7 @@ class BranchScorer:
 
     def __init__(self, decoder: Decoder, *, batch_tokens: int = 8192, trunk_tokens: int = 65536) -> None:
         if batch_tokens < 1:
-            raise BadInput(f"batch_tokens={batch_tokens} is below 1", hint="take at least 1")
+            raise BadInput(f"batch_tokens={batch_tokens} is below 1", hint="give at least 1")
         self._decoder = decoder
         self.batch_tokens = batch_tokens
         self._trunks = Prefixes(max_tokens=trunk_tokens)

@@ -111,7 +111,7 @@ class PackedTrials(TrialEngine):
         if isinstance(self._model, Decoder) or self._sampling is not None or self._eos is not None:
             raise BadInput(
                 "project-out, clamp and norm-preserving run by the model's own forward and end where it ends",
-                hint="give the transformers model, no sampling and no eos, or take mode add",
+                hint="give the transformers model, no sampling and no eos, or use mode add",
             )
         hooked = HookedTrials(self._model, slots=self._slots)
         found: dict[int, tuple[int, ...]] = {}

@@ -71,7 +71,7 @@ class MultipleChoice:
         system: str | None = None,
     ) -> None:
         if toward not in ("positive", "negative"):
-            raise BadInput(f"toward {toward!r}", hint="take positive or negative")
+            raise BadInput(f"toward {toward!r} is unknown", hint="use positive or negative")
         self._tokenizer, self._toward, self._by, self._system = tokenizer, toward, by, system
         self._choices: dict[str, AnswerPair] = {}
 
@@ -110,7 +110,7 @@ class Judged:
         system: str | None = None,
     ) -> None:
         if max_new_tokens < 1:
-            raise BadInput(f"max_new_tokens={max_new_tokens}", hint="a text needs at least 1")
+            raise BadInput(f"max_new_tokens={max_new_tokens} is below 1", hint="give at least 1")
         self._tokenizer, self._judge, self._name = tokenizer, judge, name
         self._max_new_tokens, self._system = max_new_tokens, system
 
@@ -241,8 +241,8 @@ def check_room(texts: Sequence[str], model: Any, tokenizer: Any, *, max_new_toke
     longest = max(map(len, encode_prompts(texts, tokenizer)))
     if most is not None and longest + max_new_tokens > most:
         raise BadInput(
-            f"a prompt of {longest} tokens and {max_new_tokens} more pass the model's {most}",
-            hint="take fewer --max-new-tokens or shorter prompts",
+            f"a prompt of {longest} tokens and {max_new_tokens} more exceed the model's {most}",
+            hint="use fewer --max-new-tokens or shorter prompts",
         )
 
 

@@ -50,9 +50,9 @@ class Steering:
     def __post_init__(self) -> None:
         """Check what can be checked without a model."""
         if self.mode not in MODES:
-            raise BadInput(f"mode {self.mode!r} is unknown", hint=f"take one of {', '.join(MODES)}")
+            raise BadInput(f"mode {self.mode!r} is unknown", hint=f"use one of {', '.join(MODES)}")
         if self.where not in WHERE:
-            raise BadInput(f"where {self.where!r} is unknown", hint=f"take one of {', '.join(WHERE)}")
+            raise BadInput(f"where {self.where!r} is unknown", hint=f"use one of {', '.join(WHERE)}")
         if self.direction.ndim != 1:
             raise BadInput(
                 f"the direction has shape {tuple(self.direction.shape)}", hint="give one vector [D]"
@@ -95,7 +95,7 @@ class Steering:
             if len(one.direction) != width:
                 raise BadInput(
                     f"the vector is {len(one.direction)} wide and the model is {width} wide",
-                    hint="take vectors that were fitted on this model",
+                    hint="use vectors that were fitted on this model",
                 )
 
 

@@ -35,7 +35,7 @@ class AnswerPair:
         if self.positive == self.negative:
             raise BadInput(
                 "both answers of a choice are the same tokens",
-                hint="give answers that the tokenizer tells apart",
+                hint="give answers that the tokenizer distinguishes",
             )
 
     def compared(self, by: Compared) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

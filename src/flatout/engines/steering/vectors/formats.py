@@ -57,7 +57,7 @@ def read(path: Path | str) -> SteeringVectors:
     """Read vectors of flatout, a GGUF control vector, or plain tensors named by layer."""
     path = Path(path)
     if path.suffix in PICKLES:
-        raise BadInput(f"{path} is a pickle, and none is ever loaded", hint=CONVERT)
+        raise BadInput(f"{path} is a pickle, which flatout never loads", hint=CONVERT)
     if path.suffix == ".gguf":
         return from_directions(read_control_vector(path)[0])
     with open_tensors(path) as (file, metadata):
@@ -83,7 +83,7 @@ def write(vectors: SteeringVectors, path: Path | str, *, model: str = "unknown")
     path = Path(path)
     if path.suffix in PICKLES:
         raise BadInput(
-            f"{path} would be a pickle, and none is ever written", hint="take .safetensors or .gguf"
+            f"{path} would be a pickle, which flatout never writes", hint="use .safetensors or .gguf"
         )
     if path.suffix == ".gguf":
         write_control_vector(path, directions_of(vectors), model=model)

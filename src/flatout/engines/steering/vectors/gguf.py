@@ -62,7 +62,7 @@ def _read(cursor: _Cursor, path: Path) -> tuple[dict[int, Tensor], str | None]:
     if cursor.take("4s") != MAGIC:
         raise BadInput(f"{path} is not a GGUF file")
     if (version := cursor.take("I")) not in (2, VERSION):
-        raise BadInput(f"{path} is GGUF version {version}; 2 and 3 are read")
+        raise BadInput(f"{path} is GGUF version {version}; flatout reads 2 and 3")
     num_tensors, num_pairs = cursor.take("Q"), cursor.take("Q")
     pairs = {}
     for _ in range(num_pairs):

@@ -40,7 +40,7 @@ def pca_of_differences(positive_LND: Tensor, negative_LND: Tensor) -> Tensor:
     if positive_LND.shape != negative_LND.shape:
         raise BadInput(
             f"{positive_LND.shape[1]} positive and {negative_LND.shape[1]} negative texts are not pairs",
-            hint="pca compares the two texts of a pair; take mean-difference, lda or logistic",
+            hint="pca compares the two texts of a pair; use mean-difference, lda or logistic",
         )
     axes_LRD, _ = principal_axes(positive_LND - negative_LND)
     return axes_LRD[:, 0]

@@ -137,7 +137,7 @@ def fit(positive: Activations, negative: Activations, *, method: str, seed: int 
     if not len(positive.values) or not len(negative.values):
         raise BadInput("a side has no texts", hint="give texts of both sides")
     if method != "random" and method not in METHODS:
-        raise BadInput(f"method {method!r} is unknown", hint=f"take one of {[*METHODS, 'random']}")
+        raise BadInput(f"method {method!r} is unknown", hint=f"use one of {[*METHODS, 'random']}")
     norms = torch.cat([_norms(one.values) for one in (positive, negative)]).double().mean(0)
     _refuse_not_finite(norms, positive.layers)
     if method == "random":
@@ -149,7 +149,8 @@ def fit(positive: Activations, negative: Activations, *, method: str, seed: int 
     lengths = raw.norm(dim=1, keepdim=True)
     if flat := [layer for layer, length in zip(positive.layers, lengths, strict=True) if not length > 0]:
         raise BadInput(
-            f"the two sides do not differ at layer {flat[0]}", hint="are both answers read at a common token?"
+            f"the two sides do not differ at layer {flat[0]}",
+            hint="check whether both answers are read at the same token",
         )
     recipe = {
         **positive.recipe,

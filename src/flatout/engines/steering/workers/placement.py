@@ -79,10 +79,10 @@ def place_replicas(
 ) -> Decision[Placement]:
     """Choose the GPUs of each replica; `workers` limits their number on GPUs and is it on a CPU."""
     if workers is not None and workers < 1:
-        raise BadInput(f"--workers {workers} is below 1", hint="take at least 1")
+        raise BadInput(f"--workers {workers} is below 1", hint="give at least 1")
     if device == "cpu" or not gpus:
         if device == "cuda":
-            raise BadInput("no GPU is visible", hint="take --device cpu, or check flatout devices")
+            raise BadInput("no GPU is visible", hint="use --device cpu, or check flatout devices")
         why = "the CPU was asked for" if device == "cpu" else "no GPU is visible"
         return Decision(value=Placement(replicas=((),) * (workers or 1)), reason=why, source="computed")
     by_room = sorted(gpus, key=lambda gpu: -gpu.free_bytes)
@@ -107,7 +107,7 @@ def _shard(by_room: Sequence[GpuRoom], *, weights_bytes: int, workers: int | Non
         raise BatchDoesNotFit(
             f"weights of {show_bytes(weights_bytes)} do not fit: {len(by_room)} GPUs offer "
             f"{show_bytes(held[-1])} with {ROOM_SHARE:.0%} of what is free kept for rows",
-            hint="free or add GPUs, take a smaller dtype, or --device cpu",
+            hint="free or add GPUs, or use a smaller dtype or --device cpu",
         )
     groups = [tuple(by_room[start : start + size]) for start in range(0, len(by_room) - size + 1, size)]
     whole = [group for group in groups if sum(gpu.usable_bytes for gpu in group) >= weights_bytes]

@@ -130,7 +130,7 @@ def test_a_foreign_state_is_refused() -> None:
         optimizer.load_state(tensors, {**numbers, "num_steps": {"x": 1}})
     with pytest.raises(BadInput, match="the ranks and heads"):
         optimizer.load_state({**tensors, "a.0.exp_avg": torch.zeros(3)}, numbers)
-    with pytest.raises(BadInput, match=r"1 tensors of nothing here, first a\.9\.exp_avg"):
+    with pytest.raises(BadInput, match=r"1 tensors that this run lacks, first a\.9\.exp_avg"):
         optimizer.load_state({**tensors, "a.9.exp_avg": torch.zeros(3)}, numbers)
 
 

@@ -65,7 +65,7 @@ def test_a_request_to_stop_keeps_the_step_it_finds(assembly: Any) -> None:
     run._stop._take(signal.SIGINT, None)
     with pytest.raises(Interrupted, match="step 2 of 7 of phase1 is kept") as caught:
         advance(run)
-    assert caught.value.hint == "go on with --resume"
+    assert caught.value.hint == "continue with --resume"
     found = run.checkpoints.latest()
     assert found is not None and (found.state.step, found.state.finished) == (2, False)
 

@@ -293,7 +293,7 @@ def test_a_task_object_runs_and_resumes(tmp_path: Path) -> None:
     saved = json.loads((tmp_path / "run" / "settings.json").read_text())
     assert saved["task"].endswith(":PromptFile") and saved["task_options"]["stop"] == ["\n"]
     assert evolve({**settings, "epochs": 2}, resume=True).epochs == 2
-    with pytest.raises(BadInput, match="task_options are for a task that is named"):
+    with pytest.raises(BadInput, match="task_options work only for a named task"):
         evolve({**settings, "task_options": {"length": 2}})
     with pytest.raises(BadInput, match="has no name"):
         evolve({**settings, "task": object()})
@@ -401,7 +401,7 @@ def test_another_number_of_threads_is_told(
 
 
 def test_prompts_that_do_not_fit_the_model_are_refused(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="pass the model's 256"):
+    with pytest.raises(BadInput, match="exceed the model's 256"):
         evolve(tiny_settings(model, tmp_path / "run", max_new_tokens=300))
 
 

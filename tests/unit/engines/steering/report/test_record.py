@@ -29,7 +29,7 @@ def test_the_winner_is_found_by_its_number() -> None:
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
-    with pytest.raises(BadInput, match="does not exist, and a study of flatout steer is needed"):
+    with pytest.raises(BadInput, match="does not exist; a study of flatout steer is needed"):
         load_record(path)
     for content, words in (
         ("{", "cannot be read"),

@@ -38,7 +38,7 @@ def test_every_worker_reads_what_all_have_finished(tmp_path: Path) -> None:
     assert second.find(0, "a") is None
     second.reload()
     assert second.find(0, "a") == ROWS[0]
-    with pytest.raises(BadInput, match=r"a worker named '\.\./b'"):
+    with pytest.raises(BadInput, match=r"the worker name '\.\./b'"):
         RowLog(tmp_path, worker="../b")
 
 

@@ -234,7 +234,7 @@ def test_what_cannot_be_searched_is_named(tmp_path: Path) -> None:
     work = searching(tmp_path, Computed())
     with pytest.raises(BadInput, match="trials=0"):
         work.run(trials=0)
-    with pytest.raises(BadInput, match="a fresh question was asked in the search"):
+    with pytest.raises(BadInput, match="a fresh question was already asked in the search"):
         retest_trial(work, Trial(number=0, layer=0, method="random", strength=0.1, where="all"), questions(1))
-    with pytest.raises(BadInput, match="without questions"):
+    with pytest.raises(BadInput, match="has no questions"):
         HalvedSearch(engine(), vectors(), [], study=study_in(tmp_path), scorer=Computed())

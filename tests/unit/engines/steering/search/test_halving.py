@@ -41,7 +41,7 @@ def test_a_ladder_must_be_climbable() -> None:
         Halving(rungs=0)
     with pytest.raises(BadInput, match=r"factor=1"):
         Halving(factor=1)
-    with pytest.raises(BadInput, match="without questions"):
+    with pytest.raises(BadInput, match="has no questions"):
         Halving().ladder(0)
     with pytest.raises(BadInput, match="each once"):
         Bracket([1, 1], num_questions=2, halving=Halving())

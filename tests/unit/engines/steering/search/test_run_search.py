@@ -277,7 +277,7 @@ def test_a_study_of_another_model_is_refused(
     model.model.layers[0].mlp.up_proj.weight.data[0, 0] += 1
     model.save_pretrained(other)
     AutoTokenizer.from_pretrained(tiny / "model").save_pretrained(other)
-    with pytest.raises(BadInput, match="was begun with another model"):
+    with pytest.raises(BadInput, match="was started with another model"):
         run_quietly({"out": str(whole[0]), "model": str(other)})
 
 

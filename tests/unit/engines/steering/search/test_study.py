@@ -156,7 +156,9 @@ def test_a_trial_without_a_configuration_is_failed(tmp_path: Path) -> None:
 def test_a_study_is_about_one_thing(tmp_path: Path) -> None:
     opened(tmp_path).bind({"model": "a", "set of questions": "b"})
     opened(tmp_path).bind({"model": "a", "set of questions": "b"})
-    with pytest.raises(BadInput, match=r"'steering' was begun with another set of questions .*another name"):
+    with pytest.raises(
+        BadInput, match=r"'steering' was started with another set of questions .*another name"
+    ):
         opened(tmp_path).bind({"model": "a", "set of questions": "c"})
 
 
