@@ -3,13 +3,13 @@
     import flatout
 
     diagnosis = flatout.diagnose(step, loader)    # run a training loop and examine it
-    print(flatout.plan(model, batch, device="A100-80GB"))    # what a step takes of a GPU that is not here
+    print(flatout.plan(model, batch, device="A100-80GB"))    # predict the memory of a step, without a GPU
     print(flatout.fit(model, batch, device="A100-80GB"))     # the largest batch that trains there
-    for batch in flatout.watch(loader): ...       # show how the job does while it runs, and keep a log
+    for batch in flatout.watch(loader): ...       # show how the job runs, and keep a log
     flatout.step()                                # mark the end of a step of a loop without an optimizer
     flatout.evolve({"model": folder, "task": "arithmetic"})     # train by evolution strategies
     flatout.adapt(Path("five.yaml"))              # train adapters for several tasks, and their router
-    flatout.steer({"model": folder, "questions": "syc.jsonl"})  # search a steering vector and test it
+    flatout.steer({"model": folder, "questions": "syc.jsonl"})  # search for a steering vector and test it
 
 Names are resolved on first use: `import flatout` costs a training script nothing, and torch is imported
 by the verb that needs it.

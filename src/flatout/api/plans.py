@@ -40,8 +40,8 @@ def plan(
 ) -> MemoryEstimate:
     """Predict the memory of one training step on `device` ("A100-80GB", "24GB"), without a GPU.
 
-    With `native` the GPU that is here chooses the kernels.  With several `ranks` it is the memory of one of
-    them, under "ddp" or "fsdp2".
+    With `native`, the GPU in this machine chooses the kernels.  With several `ranks`, the result is for
+    one of them, under "ddp" or "fsdp2".
 
     `model_or_step` is a module or a function `step(batch)` that returns the loss; `batch` is an example, or
     a function that makes one; `optimizer` an instance, a class, or None for AdamW.
@@ -75,9 +75,9 @@ def fit(
 ) -> JobFit:
     """Find the largest batch that trains within a margin of the free memory of `device`.
 
-    Without `device` it is the GPU of this machine; one that is named ("A100-80GB", "24GB") is taken to be
-    empty.  `model_or_step`, `batch` and the rest are those of `plan`.  Raises BatchDoesNotFit where not even
-    a batch of 1 fits, with what would help.
+    The default `device` is the GPU of this machine; a named one ("A100-80GB", "24GB") is assumed to be
+    empty.  `model_or_step`, `batch` and the rest are as for `plan`.  Raises BatchDoesNotFit, with what would
+    help, if not even a batch of 1 fits.
     """
     from flatout.memory.jobs.from_objects import job_of
     from flatout.memory.jobs.job import Recipe

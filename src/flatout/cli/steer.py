@@ -1,4 +1,4 @@
-"""`flatout steer`: from contrastive questions to a steering vector that was tested on questions nobody used.
+"""`flatout steer`: from contrastive questions to a steering vector that was tested on unused questions.
 
 `search` does the whole of it; `extract` and `fit` are its first steps by themselves, `apply` shows a vector
 at work, and `report` draws what a search found.  Results go to stdout, progress to stderr.

@@ -189,7 +189,7 @@ def _list(root: Path | None, *, json_output: bool) -> None:
 
 
 def list_lines(rows: Sequence[dict[str, str]], *, width: int) -> list[str]:
-    """Write a table without folds: what is dear goes first, then the middles of long names."""
+    """Write a table without wrapped lines: drop columns first, then shorten long names in the middle."""
     widths = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
     names = list(widths)
     widths["command"] = SHORTEST_COMMAND

@@ -24,7 +24,7 @@ from flatout.ground.errors import BadInput
 
 
 class EpochBatches(Sampler[list[int]]):
-    """Batches of one rank, shuffled anew every epoch; the base of the samplers below.
+    """Batches of one rank, reshuffled every epoch; the base of the samplers below.
 
     Iterating yields lists of indices, `arrays()` the same batches as arrays.  A finished epoch is followed
     by the next; `set_epoch` chooses one.  `state_dict(done=k)` says where training is after `k` batches of

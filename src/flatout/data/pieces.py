@@ -180,7 +180,7 @@ class PieceTable:
         return [source.to(dtype) for source in self._sources]
 
     def place(self, max_length: int | None) -> Placed:
-        """Each piece of a sequence behind the one before it."""
+        """Place each piece of a sequence after the previous one."""
         return self._place_on_host(max_length) if self.on_host else self._place_on_device(max_length)
 
     def _place_on_host(self, max_length: int | None) -> Placed:

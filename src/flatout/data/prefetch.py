@@ -24,7 +24,7 @@ Batch = TypeVar("Batch")
 
 
 class Prefetched(Generic[Batch]):
-    """A loader whose batches lie on a device before they are asked for; made by `prefetch`."""
+    """A loader whose batches are on a device before they are needed; made by `prefetch`."""
 
     def __init__(
         self, loader: Iterable[Batch], device: torch.device | str, *, ahead: int, background: bool

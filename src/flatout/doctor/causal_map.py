@@ -70,7 +70,7 @@ def flat(blocks: Sequence[MapBlock], *, depth: int = 0, brief: bool = False) -> 
 
 
 def encloses(outer: Counterfactual, inner: Counterfactual, paths: Sequence[StackPath]) -> bool:
-    """Whether `inner` lies in the lines of `outer`, or is called from there."""
+    """Whether `inner` is within the lines of `outer`, or is called from there."""
     if inner.parent == outer.label:
         return True
     assert outer.place is not None

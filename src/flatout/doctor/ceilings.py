@@ -172,7 +172,7 @@ def concerns(found: Counterfactual, place: Place | None) -> bool:
 
 
 def holds(found: Counterfactual, place: Place) -> bool:
-    """Whether a line lies in the block that an arm is about."""
+    """Whether a line is in the block that an arm leaves out."""
     if found.place is None or found.place.file != place.file:
         return False
     return found.place.line <= place.line <= (found.last_line or found.place.line)
@@ -236,7 +236,7 @@ def episode_share(evidence: Evidence, episode: Episode) -> float | None:
 
 
 def without_episode(evidence: Evidence, share: float) -> Ceiling | None:
-    """The job with `share` of its time, which lies outside the step, for nothing."""
+    """Return the ceiling of a job if `share` of its time, outside the step, cost nothing."""
     if evidence.step_s is None:
         return None
     left = 1 - min(max(share, 0.0), MOST)

@@ -31,7 +31,7 @@ WHOLE_STEP = (
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Diagnosis:
-    """Evidence and what the doctor concludes from it; printed, it is its findings in words."""
+    """Evidence and what the doctor concludes from it; printing it shows the findings."""
 
     evidence: Evidence
     findings: tuple[Finding, ...]

@@ -12,7 +12,7 @@ FixSafety = Literal["exact", "reordered", "lossy"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ceiling:
-    """What was measured with this cause gone; a number that nothing measured is no ceiling."""
+    """What was measured without this cause; a number that nothing measured is not a ceiling."""
 
     step_s: float  # of such a step, with what a fix must keep of it
     speedup: float

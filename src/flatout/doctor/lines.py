@@ -109,7 +109,7 @@ def costly_optimizers(evidence: Evidence) -> list[tuple[OptimizerSetup, float]]:
 
 
 def optimizer_time(evidence: Evidence, share: float) -> str:
-    """What the optimizer takes of the step, in words."""
+    """Say how much of the step the optimizer takes."""
     step_s = evidence.step_s or 0.0
     return f"the optimizer takes {show_seconds(share * step_s)} of a step of {show_seconds(step_s)}"
 
@@ -269,7 +269,7 @@ def _share_of_block(evidence: Evidence, line: CodeLine) -> float | None:
 
 
 def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:
-    """The 95 % interval of a line's share, by drawing the attributed steps anew; None of fewer than three."""
+    """The 95 % interval of a line's share, by resampling the attributed steps; None for fewer than three."""
     whole = sum(line.steps_s)
     if len(line.steps_s) < FEWEST_STEPS or whole <= 0:
         return None

@@ -36,7 +36,7 @@ SAFETY: dict[FixSafety, str] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmReading:
-    """A counterfactual in words, and its step time as a fraction of the baseline's."""
+    """A sentence about a counterfactual, and its step time as a fraction of the baseline's."""
 
     label: str
     figure: str
@@ -299,7 +299,7 @@ def show_ceiling(ceiling: Ceiling | None) -> str:
 
 
 def is_of_the_job(ceiling: Ceiling) -> bool:
-    """Whether a ceiling stands for the job alone, because its cause lies outside the step."""
+    """Whether a ceiling is for the job alone, because its cause is outside the step."""
     return ceiling.speedup == 1 and (ceiling.job_speedup or 1) > 1
 
 
@@ -328,7 +328,7 @@ def show_interval(low: float | None, high: float | None) -> str:
 
 
 def instruments(evidence: Evidence) -> tuple[str, ...]:
-    """What was taken of the job, for a reader who is told that nothing was found."""
+    """List what was measured, for a reader who sees no findings."""
     taken = []
     if steps := len(evidence.kept("real")):
         taken.append(f"{steps} timed steps")

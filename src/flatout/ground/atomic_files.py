@@ -66,7 +66,7 @@ def open_to_append(path: Path) -> FileIO:
 
 
 def append_whole(file: FileIO, content: bytes, *, when_full: str) -> None:
-    """Add to a file that was opened unbuffered: on a full disk what was begun is taken back."""
+    """Append to a file opened unbuffered; on a full disk, undo a partial write."""
     before = file.tell()
     try:
         rest = memoryview(content)
@@ -113,7 +113,7 @@ def refused_by_disk(error: BaseException | None) -> OSError | None:
 
 
 def try_lock(file: IO[Any], *, shared: bool = False) -> bool | None:
-    """Take a file's lock for as long as it is open; False where another has it, None where nobody can tell.
+    """Take a file's lock for as long as it is open; False if another process has it, None if that is unknown.
 
     The system lets go of it when the process dies, however it dies: a lock that is held says that its
     holder lives.

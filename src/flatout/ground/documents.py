@@ -23,7 +23,7 @@ Shape = TypeVar("Shape")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentKind:
-    """What tells one kind of document from another."""
+    """What distinguishes one kind of document from another."""
 
     format: str
     version: int

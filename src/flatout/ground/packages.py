@@ -83,7 +83,7 @@ def cache_folder() -> Path:
 
 
 def folder_of(package: Package) -> Path:
-    """Where a package lies once it is fetched."""
+    """Return the folder of a fetched package."""
     return cache_folder() / f"{package.index}-{package.name}-{package.version}"
 
 

@@ -147,7 +147,7 @@ def this_run(name: str | None = None, *, time_s: float, kind: str = "watch") -> 
 
 
 def launcher_of(launch: Launch) -> int | str | None:
-    """What tells a job that was started again from another one."""
+    """Return what identifies a restarted job."""
     return (launch.job or os.getppid()) if launch.is_launched else None
 
 
@@ -264,7 +264,7 @@ def _line(error: BaseException) -> str:
 
 
 def show_state(run: Run) -> str:
-    """How a run stands, in words: running, died, interrupted, finished, or failed and why.
+    """Describe the state of a run: running, died, interrupted, finished, or failed and why.
 
     A run whose end is not known has just ended.
     """
@@ -329,7 +329,7 @@ def list_runs(root: Path | None = None, *, kind: str | None = None) -> tuple[tup
 
 
 def find_run(wanted: str, root: Path | None = None) -> Path:
-    """A folder given as a path, as its name, or as the part of its name that tells it from the others."""
+    """A folder given as a path, as its name, or as a unique part of its name."""
     if (Path(wanted) / RUN_FILE).is_file():
         return Path(wanted)
     runs = [path for path, _ in list_runs(root)]

@@ -18,7 +18,7 @@ def show_seconds(seconds: float | None) -> str:
 
 
 def show_rough(seconds: float | None) -> str:
-    """A time to wait: whole seconds, then minutes, then hours; nobody waits for tenths."""
+    """Show a waiting time in whole seconds, then minutes, then hours."""
     if seconds is None:
         return UNKNOWN
     if seconds < 90:
@@ -39,7 +39,7 @@ def show_bytes(num_bytes: float | None) -> str:
 
 
 def read_bytes(text: str) -> int | None:
-    """Read "512MB", "1.5 GiB" or "4096"; None where it is no size.  GB is a thousand MB, GiB 1024 MiB."""
+    """Read "512MB", "1.5 GiB" or "4096"; None if it is not a size.  GB is a thousand MB, GiB 1024 MiB."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", text, flags=re.IGNORECASE)
     if found is None:
         return None

@@ -56,7 +56,7 @@ class RayCluster:
         self._output.__exit__(None, None, None)
 
     def take(self, gpus: int) -> None:
-        """Let each further task have so many GPUs and their cores; none where no node has a GPU."""
+        """Give each further task this many GPUs and their cores; none if no node has a GPU."""
         self.gpus = gpus if any(have for _, have in self._rooms()) else 0
         self._cpus = None
 
@@ -106,7 +106,7 @@ class RayCluster:
         return task
 
     def wait(self, tasks: Collection[Any], *, number: int = 1, timeout_s: float | None = None) -> list[Any]:
-        """Wait until so many have ended; return those that have."""
+        """Wait until this many have ended; return those that have."""
         ended: list[Any] = self.ray.wait(list(tasks), num_returns=number, timeout=timeout_s)[0]
         return ended
 

@@ -21,7 +21,7 @@ PLAIN = frozenset((*SCALARS, bool))
 
 
 def is_array(value: Any) -> bool:
-    """A tensor or a NumPy array, told apart by shape without importing either."""
+    """Whether a value is a tensor or a NumPy array, judged without importing either."""
     return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__getitem__")
 
 

@@ -56,7 +56,7 @@ class Clock:
 
     @contextlib.contextmanager
     def excluded(self) -> Iterator[None]:
-        """Work of ours, which is no part of any step; neither is the time the GPU idles meanwhile."""
+        """Exclude Flatout's own work from every step, along with the time the GPU idles meanwhile."""
         self.enter(EXCLUDED)
         if self.marks is not None:
             self.marks.mark(EXCLUDED, always=True)

@@ -23,7 +23,7 @@ Ended = Literal["measured", "finished", "crashed", "interrupted"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """A line of the user's code; `file` is relative to the job's folder where it lies below it."""
+    """A line of the user's code; `file` is relative to the job's folder if it is inside it."""
 
     file: str
     line: int
@@ -392,16 +392,16 @@ class Episode:
     function: str | None  # what that line calls
     seconds: float  # all times together, what a typical step takes left out
     times: int
-    num_steps: int  # steps in which it was looked for
+    num_steps: int  # steps that were examined for it
     per_step_s: float | None  # spread over the job's steps; None: paid once, or seen a single time
-    with_epoch: bool = False  # it comes with every epoch, and is spread over its length
-    samples: int = 0  # looks at the stack that found it
+    with_epoch: bool = False  # it recurs every epoch, and is spread over its length
+    samples: int = 0  # stack samples that found it
     inside: Place | None = None  # the innermost line of at least half of them, where it is another
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counterfactual:
-    """Steps with one cause taken away, interleaved with steps that have it."""
+    """Steps without one cause, interleaved with steps that have it."""
 
     kind: str  # what was done to the steps: "cached", "half", "knock-out", ...
     label: str  # which arm it was: the name of its steps

@@ -33,7 +33,7 @@ def bootstrap_interval(
     num_resamples: int = NUM_RESAMPLES,
     random: Generator | None = None,
 ) -> tuple[float, float]:
-    """The 95 % interval of a statistic of `num_values` values, by drawing them anew with replacement.
+    """The 95 % interval of a statistic of `num_values` values, by resampling them with replacement.
 
     `statistic` gets the numbers of the drawn values, [resamples, drawn], and gives one number for each
     resample.

@@ -179,7 +179,7 @@ class Sample:
 
     @property
     def start_s(self) -> float:
-        """When the time it stands for began."""
+        """When the period it covers began."""
         return self.time_s - (self.span_s or 0.0)
 
     def gpu(self, index: int | None) -> GpuSample | None:
@@ -222,7 +222,7 @@ def lean(value: Any) -> Any:
 
 
 def show_loss(loss: float | None) -> str:
-    """Show a loss; one that is no number by its name."""
+    """Show a loss; NaN and infinity by name."""
     if loss is None:
         return UNKNOWN
     return f"{loss:.4g}" if math.isfinite(loss) else "NaN" if math.isnan(loss) else "infinite"

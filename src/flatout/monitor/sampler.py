@@ -73,7 +73,7 @@ class Sampler:
     # Threads
 
     def start(self) -> Sampler:
-        """Take the first sample at once, and the others in the background; go on after a pause."""
+        """Take the first sample at once and the others in the background; continue after a pause."""
         self._stop.clear()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="flatout-sampler", daemon=True)

@@ -48,6 +48,6 @@ class Factors:
         return self.shrink.shape[1]
 
     def delta(self, variant: int, *, sign: int = 1) -> Tensor:
-        """The change of the weight that one variant stands for, materialised in float32 [out, in]."""
+        """Materialise the weight change of one variant, in float32 [out, in]."""
         expand, shrink = self.expand[variant].float(), self.shrink[variant].float()
         return (expand.T @ shrink) * (sign * self.scale)

@@ -119,7 +119,7 @@ def foot_of(across: Scale) -> tuple[tuple[str, float], ...]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """One line: its name, colour and points (across, up); None is a value nobody knows."""
+    """One line: its name, colour and points (across, up); None is an unknown value."""
 
     name: str
     colour: str

@@ -86,7 +86,7 @@ def facts(pairs: Iterable[tuple[str, str | None]], *, kind: str = "facts") -> Ht
 
 
 def known(value: Value | None, show: Callable[[Value], str]) -> str | None:
-    """A value in words; None where it is not known, so that `facts` leave it out."""
+    """Show a value as text; None if it is unknown, so that `facts` leave it out."""
     return None if value is None else show(value)
 
 

@@ -1,4 +1,4 @@
-"""The contract of an adapter task, as a test class for whoever writes one.
+"""The contract of an adapter task, as a test class.
 
     from flatout.testing.adapter_tasks import AdapterTaskContract
     from my_package.shout import Shout

@@ -1,4 +1,4 @@
-"""The contract of a GPU's datasheet, as a test class for whoever adds one.
+"""The contract of a GPU's datasheet, as a test class.
 
     from flatout.testing.datasheets import DatasheetContract
     from my_package.gpus import GPUS

@@ -1,4 +1,4 @@
-"""The contract of an evolution task, as a test class for whoever writes one.
+"""The contract of an evolution task, as a test class.
 
     from flatout.testing.evolution_tasks import EvolutionTaskContract
     from my_package.rhymes import Rhymes

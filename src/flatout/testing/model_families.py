@@ -1,4 +1,4 @@
-"""The contract of a model family, as a test class for whoever adds one.
+"""The contract of a model family, as a test class.
 
     from flatout.testing.model_families import ModelFamilyContract
 

@@ -1,4 +1,4 @@
-"""The contract of a rule, as a test class for whoever writes one.
+"""The contract of a rule, as a test class.
 
     from flatout.doctor.rule import read_rule
     from flatout.testing.rules import RuleContract

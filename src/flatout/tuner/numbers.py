@@ -146,7 +146,7 @@ class Numbers:
         return self.trials.run(doses, **self.changes_for(doses))
 
     def changes_for(self, doses: Sequence[Dose]) -> dict[str, Any]:
-        """What a trial is told whose numbers are compared."""
+        """Return what to change in a trial whose numbers are compared."""
         return {"same_random": any(dose.name in COMPILES for dose in doses)}
 
     # -- what it is compared with

@@ -140,10 +140,10 @@ class Trials:
         return 1
 
     def expect(self, label: str, units: Sequence[Unit]) -> None:
-        """Be told what is likely to be asked for next; one machine does nothing ahead."""
+        """Take note of likely next trials; a single machine runs nothing ahead."""
 
     def forget(self, label: str | None = None) -> None:
-        """Be told that what was expected under a label, or all, is not asked for any more."""
+        """Take note that trials expected under a label, or all of them, are no longer needed."""
 
     def machine(self, evidence: Evidence) -> Machine:
         """The machine that the trials run on."""
@@ -201,7 +201,7 @@ class Trials:
 
 
 def launches(ranks: int) -> list[dict[str, str]]:
-    """What torchrun tells each of several processes on one machine; one alone is told nothing."""
+    """Return torchrun's variables for each of several processes on one machine; none for one alone."""
     if ranks == 1:
         return [{}]
     with socket.socket() as free:

@@ -584,7 +584,7 @@ def at_once(evidence: Evidence, runs: Sequence[TrialResult]) -> int:
 
 
 def seconds_for(num_arms: int, step_s: float) -> float:
-    """The most that blocks of so many arms take in one run."""
+    """Return the longest time that blocks of this many arms take in one run."""
     return BLOCKS_PER_ROUND * num_arms * MOST_ROUNDS * steps_per_block(step_s) * step_s
 
 

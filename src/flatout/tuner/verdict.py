@@ -103,7 +103,7 @@ def _gain_of_arm(arm: ArmResult) -> Gain:
 
 
 def smallest_gain(noise: Gain, *, num_pairs: int = MOST_PAIRS) -> float:
-    """The smallest gain that would be kept after so many pairs, where pairs vary as those of `noise` do."""
+    """Return the smallest gain that would be kept after this many pairs that vary like those of `noise`."""
     half = math.log(noise.high / noise.low) / 2
     spread = half * math.sqrt(noise.num_pairs) / _quantile(T_TWO, max(1, noise.num_pairs - 1))
     return LEAST_GAIN * math.exp(_quantile(T_TWO, num_pairs - 1) * spread / math.sqrt(num_pairs))

@@ -63,7 +63,7 @@ class Pace:
         self._first: tuple[int, float] | None = None
 
     def parts(self, done: int, total: int | None) -> list[str]:
-        """So many of so many, the rate, and about how long the rest takes, as far as they are known."""
+        """Describe the count, the rate and the time left, as far as they are known."""
         said = [f"{done} {self._noun}" if total is None else f"{done} of {total} {self._noun}"]
         rate = self._rate(done)
         if rate is not None:

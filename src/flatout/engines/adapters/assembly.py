@@ -62,7 +62,7 @@ class TaskSplit:
     records: list[Record]
 
     def some(self, number: int | None, *, task: AdapterTask) -> TaskSplit:
-        """`number` of the examples, numbered anew; all of them for None.
+        """Return `number` of the examples, renumbered; all of them for None.
 
         A hash of the input chooses, so a file may be sorted: its first rows could all be of one class.
         """
@@ -137,7 +137,7 @@ class AdapterAssembly:
 
     @cached_property
     def splits(self) -> dict[str, Splits]:
-        """The records of every task; read once, when they are asked for."""
+        """The records of every task, read once, on first use."""
         found = {}
         for name, part in self.parts.items():
             found[name] = self._read.get(name) or read_splits(part.task, part.settings, name=name)

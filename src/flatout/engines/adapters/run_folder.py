@@ -39,7 +39,7 @@ class PhaseStatus:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdaptStatus:
-    """How far a run is; `resume` is the command that goes on with an interrupted one."""
+    """How far a run is; `resume` is the command that continues an interrupted one."""
 
     out: str
     phases: tuple[PhaseStatus, ...]

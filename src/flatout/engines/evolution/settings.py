@@ -1,4 +1,4 @@
-"""What `flatout evolve` is told: one flat table, and the step sizes where nobody gave them.
+"""The settings of `flatout evolve`: one flat table, and default step sizes.
 
 Noise acts on a layer's output in proportion to the spread of its weights: sigma is a share of their root mean
 square.  A twentieth of it or less leaves a model able to answer; far less, and rewards of two members hardly
@@ -133,7 +133,7 @@ def make_settings(given: Mapping[str, Any]) -> EvolveSettings:
 
 
 def resume_settings(saved: Mapping[str, Any], given: Mapping[str, Any]) -> EvolveSettings:
-    """The saved settings of a run that goes on, with what may change taken from `given`."""
+    """Return the saved settings of a resumed run, with what may change taken from `given`."""
     merged = make_settings({**saved, **given})
     check_resume(encode(make_settings(saved)), merged, free=FREE_TO_CHANGE)
     return merged

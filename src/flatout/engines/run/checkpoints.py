@@ -1,4 +1,4 @@
-"""Checkpoints of a run: all it takes to go on bit for bit, whole at any moment of a kill.
+"""Checkpoints of a run: all it takes to continue bit for bit, complete whenever a kill comes.
 
     OUT/checkpoints/epoch-000012/tensors.safetensors    any number of files with tensors
     OUT/checkpoints/epoch-000012/state.json             the small part: how far, under which settings
@@ -32,7 +32,7 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint(Generic[State]):
-    """Where a whole checkpoint lies and its small part; tensors are read when they are asked for."""
+    """The place of a complete checkpoint and its small part; tensors are read on use."""
 
     path: Path
     state: State

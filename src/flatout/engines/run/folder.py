@@ -48,7 +48,7 @@ def choose_folder(out: str | Path | None, *, kind: str, name: str, resume: bool 
 
 
 def find_begun(out: str | Path | None, *, kind: str) -> Path | None:
-    """The run that this very job, by its launcher's name for it, has begun and not finished.
+    """Return the unfinished run of this same job, identified by its launcher.
 
     torchrun starts the ranks again without a word when a node joins.
     """
@@ -78,7 +78,7 @@ def recorded(folder: Path, *, kind: str, name: str) -> AbstractContextManager[No
 
 
 def ignore(_told: object) -> None:
-    """Discard what is told."""
+    """Discard the message."""
 
 
 def _this_run(kind: str, name: str) -> runs.Run:

@@ -32,7 +32,7 @@ Record = TypeVar("Record")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogKind(Generic[Record]):
-    """What tells one kind of log from another; `what` names it to people."""
+    """What distinguishes one kind of log from another; `what` is its name in messages."""
 
     format: str
     version: int
@@ -43,7 +43,7 @@ class LogKind(Generic[Record]):
 
 
 class RunLog(Generic[Record]):
-    """Writes `log.jsonl` in a folder and, where it is asked for, TensorBoard's files beside it."""
+    """Writes `log.jsonl` in a folder and, on request, TensorBoard files beside it."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ def log_path(folder: Path) -> Path:
 
 
 def is_written(folder: Path) -> bool | None:
-    """Whether a run that lives writes the log of a folder; None where nobody can tell."""
+    """Whether a live run writes the log of a folder; None if that is unknown."""
     try:
         with log_path(folder).open("rb") as file:
             free = try_lock(file, shared=True)
@@ -124,7 +124,7 @@ def is_written(folder: Path) -> bool | None:
 
 
 def is_left(folder: Path, *, within_s: float = 10.0) -> bool:
-    """Whether nobody writes the log of a folder; one that was killed may take a moment to end."""
+    """Whether no run writes the log of a folder; a killed run may take a moment to end."""
     deadline_s = time.monotonic() + within_s
     while (lives := is_written(folder)) and time.monotonic() < deadline_s:
         time.sleep(0.02)

@@ -26,7 +26,7 @@ Settings = TypeVar("Settings")
 
 
 def read_settings(path: Path, shape: type, *, verb: str) -> dict[str, Any]:
-    """Read the keys of a YAML file, or the settings of the run in a folder, which goes on in that folder."""
+    """Read the keys of a YAML file, or the settings of the run in a folder, which continues there."""
     if not path.is_dir():
         found = _read_yaml(path)
         check_keys(found, shape, verb=verb, source=str(path))

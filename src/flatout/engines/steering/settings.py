@@ -157,7 +157,7 @@ def read_range(text: str) -> list[float]:
 
 
 def read_tier(text: str) -> tuple[str, int] | None:
-    """Read the device and the bytes of "cpu=8GiB"; None where it is no tier."""
+    """Read the device and the bytes of "cpu=8GiB"; None if it is not a tier."""
     device, _, size = text.partition("=")
     num_bytes = read_bytes(size)
     known = re.fullmatch(r"cpu|cuda(:\d+)?", device.strip())
@@ -181,7 +181,7 @@ def make_settings(given: Mapping[str, Any]) -> SearchSettings:
 
 
 def resume_settings(given: Mapping[str, Any]) -> SearchSettings:
-    """Make the settings of a search that begins, or go on with those in its run folder."""
+    """Make the settings of a new search, or read those in its run folder."""
     folder = given.get("out")
     if folder is None or not (Path(folder) / run_settings.FILE).is_file():
         return make_settings(given)

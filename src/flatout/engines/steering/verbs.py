@@ -153,11 +153,11 @@ def steer(
     on_progress: OnProgress = ignore,
     on_event: Callable[[Event], None] = ignore,
 ) -> SearchOutcome:
-    """Search the vector that steers a model, test the winner, and write the report beside the study.
+    """Search for the vector that steers a model, test the winner, and write the report beside the study.
 
     `settings` are keys and values, a YAML file or the folder of a run; `changes` win over them.
-    A folder that holds a search goes on with it.  `resume` without a folder goes on with the latest search;
-    `join` only adds a worker, named `worker`, to a search that another process began: it has no record.
+    A folder that holds a search continues it.  `resume` without a folder continues the latest search; `join`
+    only adds a worker, named `worker`, to a search that another process started, and returns no record.
     """
     given = given_settings(settings, changes, read=read_settings)
     name = Path(str(given.get("questions") or "search")).stem

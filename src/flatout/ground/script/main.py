@@ -140,7 +140,7 @@ def _is_own(trace: TracebackType) -> bool:
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Call `then` with a package once it has been imported, whoever imports it."""
+    """Call `then` with a package once anything has imported it."""
     loaded = sys.modules.get(name)
     if loaded is not None:
         then(loaded)

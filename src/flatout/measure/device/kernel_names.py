@@ -147,7 +147,7 @@ def copy_kind(name: str) -> str:
 
 
 def optimizer_kind(names: Iterable[str]) -> str | None:
-    """How the optimizer updates its parameters: "fused", "foreach", or None when no name tells."""
+    """How the optimizer updates its parameters: "fused", "foreach", or None if no name shows it."""
     foreach = False
     for name in names:
         if _FUSED.search(name):

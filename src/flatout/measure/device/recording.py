@@ -1,4 +1,4 @@
-"""One recording by torch's profiler, begun and ended at step boundaries of somebody else's job.
+"""One recording by torch's profiler, started and stopped at step boundaries of the user's job.
 
 The profiler keeps one session per process.  So a recording declines when the job has one of its own,
 and steps aside when the job starts one while it runs: the job's profiler must not fail because it is

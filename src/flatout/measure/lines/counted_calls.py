@@ -1,4 +1,4 @@
-"""Calls of torch that are no operators, by line, while calls are counted.
+"""Calls of torch that are not operators, by line, while calls are counted.
 
 Checkpointed parts of a model, `torch.cuda.empty_cache` and `torch.cuda.synchronize` pass no torch-function
 mode, so these few functions are replaced for the counted steps.  Modules inside the model are seen by a hook

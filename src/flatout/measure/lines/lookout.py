@@ -116,7 +116,7 @@ class Lookout:
 
 
 def what_it_does(code: CodeType) -> Library | None:
-    """What a library's function is for, where it tells one kind of stall from another."""
+    """Say what a library function is for, if that distinguishes kinds of stalls."""
     path = code.co_filename.replace("\\", "/")
     if any(part in path for part in COMPILING):
         return "compilation"

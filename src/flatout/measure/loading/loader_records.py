@@ -78,7 +78,7 @@ class LoaderRecord:
 
 
 def configuration(loader: Any) -> dict[str, Any]:
-    """The fields of `Loader` that a DataLoader itself tells."""
+    """The fields of `Loader` that a DataLoader itself provides."""
     from torch.utils.data import IterableDataset, Subset
 
     try:

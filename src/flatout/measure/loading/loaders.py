@@ -339,7 +339,7 @@ class LoaderWatch:
         return next((record for record in self.records if record.trains), None)
 
     def training_loader(self) -> Any | None:
-        """The loader that is trained on; None where it is gone, or is no DataLoader."""
+        """Return the loader that is trained on; None if it is gone or is not a DataLoader."""
         record = self.trained_on()
         return record.loader() if record is not None and record.loader is not None else None
 

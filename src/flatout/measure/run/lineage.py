@@ -41,7 +41,7 @@ def end_with(parent: int | None) -> None:
 
 
 def is_orphan(parent: int | None) -> bool:
-    """Whether `parent` was the parent of this process and is no more."""
+    """Whether `parent` used to be the parent of this process."""
     return parent is not None and os.getppid() != parent
 
 

@@ -69,7 +69,7 @@ _target = {"num_multiprocessors": ASSUMED_MULTIPROCESSORS}
 
 
 def begin(*, num_multiprocessors: int) -> None:
-    """Forget earlier calls, before a trace for a GPU with so many multiprocessors."""
+    """Forget earlier calls, before a trace for a GPU with this many multiprocessors."""
     _lasting.clear()
     _called.clear()
     _target["num_multiprocessors"] = num_multiprocessors

@@ -236,7 +236,7 @@ class _Pools:
 
 
 def segment_length(need: int) -> int:
-    """The segment that is asked of the driver for a request, both in units."""
+    """Return the segment to request from the driver for an allocation, both in units."""
     if need <= _SMALL:
         return _SMALL_SEGMENT
     return _LARGE_SEGMENT if need < _OWN_SEGMENT else -(-need // _ROUND_SEGMENT) * _ROUND_SEGMENT

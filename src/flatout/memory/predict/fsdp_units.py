@@ -76,7 +76,7 @@ class Unit:
 
 
 def block_of_name(name: str) -> str:
-    """The block that a dotted name lies in: up to the first number in it, else the root."""
+    """Return the block of a dotted name: up to its first number, else the root."""
     found = _BLOCK.match(name)
     return found.group() if found else ROOT
 

@@ -174,7 +174,7 @@ def _end_own() -> None:
 
 
 def serve(door_number: int, *, modules: Sequence[str] = ()) -> None:
-    """In the server: a child for each connection that comes, until nobody asks any more."""
+    """In the server, fork a child for each connection until no client is left."""
     from flatout.memory.trace.make_trace import import_before_forking
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is this process's parent's to judge

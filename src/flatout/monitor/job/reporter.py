@@ -83,7 +83,7 @@ class Reporter:
         self._written_at_s = 0.0
 
     def begin(self) -> None:
-        """Begin a loop, or go on with it."""
+        """Start a loop, or continue it."""
         if self._clock.stack[-1] == EXCLUDED:
             self._clock.leave()
 

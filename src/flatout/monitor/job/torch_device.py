@@ -50,7 +50,7 @@ def torch_of_job() -> Any:
 
 
 class DeviceSide:
-    """What every maker's GPU tells; each of the methods may do nothing."""
+    """What every vendor's GPU reports; any method may do nothing."""
 
     gpu_id = b""  # NVML's id
     name = b""  # of a GPU that NVML does not know

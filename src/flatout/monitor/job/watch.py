@@ -114,7 +114,7 @@ class WatchedRun:
         return name in (None, self.name) and is_here and self.folder.is_dir()
 
     def suspend(self, end: tuple[str, int] | None = None) -> None:
-        """End the run for now: `resume` goes on with it.  `end` is how and its exit code, if known."""
+        """End the run for now; `resume` continues it.  `end` is how it ended and its exit code, if known."""
         if os.getpid() != self.pid or self.is_suspended:
             return
         self.is_suspended = True
@@ -264,18 +264,18 @@ def watch(
     listeners: Sequence[Callable[[Sample], None]] = (),
     folder: Path | None = None,
 ) -> Watch[Batch]:
-    """Watch this job: `iterable` is its loader; see the module.
+    """Watch this job; `iterable` is its loader.
 
-    `hz` samples are taken a second; `line` shows the live line and `history` keeps the log; every sample is
-    given to `listeners`, the sinks among them; one that raises is told about once and harms nobody.  Runs are
-    kept in `folder`, by default .flatout/runs.  What is chosen at the first call holds for the run.
+    Take `hz` samples per second; `line` shows the live line, `history` keeps the log.  Every sample goes to
+    `listeners`, sinks included; an error in one is reported once and affects nothing else.  Runs are kept in
+    `folder`, by default .flatout/runs.  The options of the first call hold for the whole run.
     """
     run = begin_run(name=name, hz=hz, line=line, history=history, listeners=listeners, root=folder)
     return Watch(iterable, run)
 
 
 def begin_run(**options: Any) -> WatchedRun | None:
-    """Begin the run of this process, or go on with it; return None, and say so once, if it cannot be kept."""
+    """Start the run of this process, or continue it; if it cannot be kept, say so once and return None."""
     global _run, _warned
     if _run is not None and _run.pid != os.getpid():
         _run = None

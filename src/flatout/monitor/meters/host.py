@@ -28,7 +28,7 @@ LOOPBACK = ("lo", "lo0")  # Linux, macOS and the BSDs: what it carries never lea
 
 
 class HostMeter:
-    """Reads the host; each `read` gives the figures since the one before."""
+    """Reads the host; each `read` returns the figures since the previous one."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root

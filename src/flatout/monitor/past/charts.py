@@ -99,7 +99,7 @@ CHARTS = (
 
 
 def time_chart(recorded: Recorded, wanted: TimeChart) -> Drawing | None:
-    """One of CHARTS for a run; None where no line has a value.  A value nobody knows is a gap."""
+    """One of CHARTS for a run; None if no line has a value.  An unknown value is a gap."""
     lines = [
         Curve(
             name=name,

@@ -48,7 +48,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Two runs and what tells them apart."""
+    """Two runs and how they differ."""
 
     first: Summary
     second: Summary

@@ -44,7 +44,7 @@ class RunDigest:
 
     @property
     def figure(self) -> tuple[str, float] | None:
-        """The score or loss that stands for the run, with its name; None if it has neither."""
+        """The score or loss that represents the run, with its name; None if it has neither."""
         found = (item for word in SHOWN_FIRST for item in self.last.items() if word in item[0])
         return next(found, None)
 

@@ -69,7 +69,7 @@ class HistoryWriter:
             whole = tier.add(whole)
 
     def close(self) -> None:
-        """Write the minute and the hour that have begun."""
+        """Write the unfinished minute and hour."""
         for position, tier in enumerate(self._tiers):
             rest = tier.flush()
             if rest is not None and position + 1 < len(self._tiers):

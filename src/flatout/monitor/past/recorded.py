@@ -39,7 +39,7 @@ class Stretch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recorded:
-    """A run as its log tells it."""
+    """A run as its log records it."""
 
     folder: Path
     run: Run

@@ -1,4 +1,4 @@
-"""One line that stands under whatever a job writes to its terminal, and gets out of the way.
+"""One line below whatever a job writes to its terminal, which gets out of the way.
 
 The streams of the job stay the objects they are: only their `write` is stood in for.  Before the job's text
 goes out the line is wiped, and after it the line is drawn again, so that it is always there and never part
@@ -42,7 +42,7 @@ class Row:
 
     @property
     def is_free(self) -> bool:
-        """Whether nothing stands on it and the cursor is at its start."""
+        """Whether the row is empty and the cursor is at its start."""
         return not self._column and not self._text.strip()
 
     def clear(self) -> None:
@@ -125,7 +125,7 @@ class StandingLine:
     # The line
 
     def show(self, stream: TextIO, text: str) -> None:
-        """Draw the line, in the place of the one before."""
+        """Draw the line in place of the previous one."""
         self.listen(stream)
         with self._lock:
             if stream is not self._stream:
@@ -335,7 +335,7 @@ def is_writable(stream: TextIO | None) -> bool:
 
 
 def is_taken(stream: TextIO) -> bool:
-    """Whether somebody reads key by key or without echo, or the shell has another job in front."""
+    """Whether a program reads key by key or without echo, or the shell has another job in front."""
     try:
         number = stream.fileno()
         flags = termios.tcgetattr(number)[3]

@@ -1,4 +1,4 @@
-"""What is asked of a generation and what comes back, without torch.
+"""Requests for a generation and their results, without torch.
 
 A request is a prompt and the variant of the model that is to continue it.  Its `key` names it: sampling noise
 depends on (seed, key, position) alone, so a request gets the same tokens in any slot, batch or order.

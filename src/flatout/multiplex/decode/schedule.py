@@ -259,7 +259,7 @@ class _Look:
         return found
 
     def emitted(self, slots: list[int], counts: list[int]) -> list[tuple[int, ...]]:
-        """The tokens that rows had at that moment, without waiting for steps begun since."""
+        """Return the tokens that rows had at that moment, without waiting for later steps."""
         if not slots:
             return []
         longest = max(counts[slot] for slot in slots)

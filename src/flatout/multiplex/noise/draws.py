@@ -167,7 +167,7 @@ def draw_factors(
 
 
 class Refill:
-    """Draws into the same factors again and again: of whichever pairs, at whichever epoch.
+    """Draws into the same factors repeatedly, for any pairs at any epoch.
 
     On a GPU the factors of a whole model are drawn in one launch.  `factors` are by parameter, contiguous.
     """

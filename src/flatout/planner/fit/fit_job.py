@@ -19,7 +19,7 @@ from flatout.planner.fit.remedies import does_not_fit
 class JobFit:
     """The largest batch of a job that fits a device.
 
-    `batch_size` trains within the margin, though PyTorch's allocator may have to hand cached memory back;
+    `batch_size` trains within the margin, though PyTorch's allocator may have to release cached memory;
     up to `safe_batch_size` the process never holds more than the margin (None: not even at 1).
     """
 

@@ -41,7 +41,7 @@ class Progress:
         self._ahead = list(num_traces)
 
     def ask(self, question: str) -> None:
-        """Begin a question; the one before it is answered."""
+        """Start a question; the previous one is answered."""
         now_s = self._clock()
         if self._num_made:
             self._known.append((self._num_made, now_s - self._asked_s))

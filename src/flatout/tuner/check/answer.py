@@ -109,5 +109,5 @@ def changes(base: Counts | None, head: Counts | None) -> tuple[CountChange, ...]
 
 
 def grown(found: Sequence[CountChange]) -> list[str]:
-    """Those that grew, in words."""
+    """Describe the counts that grew."""
     return [str(each) for each in found if each.grew]

@@ -50,7 +50,7 @@ class Tree:
 
 
 def working_tree(command: Sequence[str]) -> Tree:
-    """The source as it lies here."""
+    """Return the source in this working tree."""
     return Tree(name="head", folder=Path.cwd(), command=tuple(command))
 
 

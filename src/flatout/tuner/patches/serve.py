@@ -1,4 +1,4 @@
-"""In a trial, the patched text in place of the user's file: in memory, whoever imports it.
+"""Serve the patched text in place of the user's file during a trial, in memory, for every importer.
 
 The file on the disk stays as it is, and so does its cached bytecode, which is neither read nor written for a
 file that is served.  Tracebacks and `inspect` see the patched lines.

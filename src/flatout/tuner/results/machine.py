@@ -57,7 +57,7 @@ def machine_of(evidence: Evidence, *, with_latencies: bool = True) -> Machine:
 
 
 def differences(proven: Machine) -> list[str]:
-    """How this machine differs from the one of a proof, in words; what cannot be asked does not differ."""
+    """Describe how this machine differs from that of a proof; what cannot be read does not differ."""
     from flatout.hardware.host import read_host
     from flatout.hardware.nvml import read_gpus
 

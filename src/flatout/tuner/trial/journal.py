@@ -1,4 +1,4 @@
-"""Finished trials, written down as they finish, so that an interrupted tuning can go on.
+"""Finished trials, recorded as they finish, so that an interrupted tuning can continue.
 
 A tuning is a sequence of trials, and what follows depends on their results alone.  Told the results again, it
 comes to the trial at which it was interrupted.  The journal names the job it is of: for another job, or for

@@ -54,7 +54,7 @@ class ClassScore:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfidenceBin:
-    """Rows whose confidence lies between two borders, and how many of them were routed rightly."""
+    """Rows whose confidence lies between two bounds, and how many of them were routed correctly."""
 
     low: float
     high: float
@@ -69,7 +69,7 @@ class ConfidenceBin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoutingQuality:
-    """How well the router tells tasks apart, on rows it has not seen."""
+    """How well the router distinguishes tasks, on rows it has not seen."""
 
     accuracy_share: float
     accuracy_by_task: dict[str, float | None]  # None without rows

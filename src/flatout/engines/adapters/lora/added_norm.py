@@ -30,7 +30,7 @@ class NormKernels(NamedTuple):
 
 
 def added_norm(norm: nn.LayerNorm, branch_NW: Tensor, residual_NW: Tensor) -> tuple[Tensor, Tensor]:
-    """The norm of the sum, twice: one for each reader, so that nobody adds up their gradients beforehand."""
+    """Return the norm of the sum twice, once per reader, so that their gradients are not summed first."""
     if branch_NW.is_cuda and norm.elementwise_affine:
         kernels = _kernels(branch_NW.device, branch_NW.dtype, branch_NW.shape[1])
         if kernels is not None and is_bound_by_device(branch_NW):

@@ -151,7 +151,7 @@ class AdapterBank:
         return self.names.index(name)
 
     def parameters_of(self, adapter: int) -> list[nn.Parameter]:
-        """What an optimizer of one adapter updates: one flat tensor, whose `.grad` lies in `gradients`."""
+        """Return what the optimizer of an adapter updates: a flat tensor whose `.grad` is in `gradients`."""
         parameter = self._parameters[adapter]
         return [] if parameter is None else [parameter]
 

@@ -1,4 +1,4 @@
-"""The gradients of one update, summed over its batches in the order of their numbers, whoever computed them.
+"""The gradients of one update, summed over its batches in their order, whichever process ran them.
 
 Sums round, so their order decides the last bits.  A product that adds to a gradient in place may round at
 other places than one that begins at zero.  So each batch begins at zero, its gradients are put aside, and

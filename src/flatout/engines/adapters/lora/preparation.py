@@ -25,7 +25,7 @@ LAUNCH_BOUND_TOKENS = 16_384  # of a pass, up to which its launches outlast its 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """What shapes alone decide: whoever captures a CUDA graph holds on to it."""
+    """What shapes alone decide; a CUDA graph must keep it alive."""
 
     frame: Frame
     products: Products | None = None

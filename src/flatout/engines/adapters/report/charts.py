@@ -51,7 +51,7 @@ def show_points(value: float | None) -> str:
 
 
 def show_exact_share(share: float | None) -> str:
-    """A share with a digit behind the point: between 97 % and 98 % lies what is worth knowing."""
+    """Show a share with one decimal: differences between 97 % and 98 % matter."""
     return UNKNOWN if share is None else "100 %" if share == 1 else f"{100 * share:.1f} %"
 
 

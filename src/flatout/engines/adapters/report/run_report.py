@@ -24,7 +24,7 @@ class RunReport:
         return [record for record in self.records if record.phase == phase]
 
     def metric(self, task: str, records: Sequence[StepRecord]) -> str | None:
-        """The score that stands for a task; without an evaluation, the first in the log."""
+        """The score that represents a task; without an evaluation, the first in the log."""
         if self.evaluation is not None and task in self.evaluation.metrics:
             return self.evaluation.metrics[task]
         names = (name for record in records for name in record.validation.get(task, {}) if name != "loss")

@@ -1,4 +1,4 @@
-"""How well a router tells tasks apart: accuracy, confusion, entropy, load, and how true its confidence is.
+"""How well a router distinguishes tasks: accuracy, confusion, entropy, load, and how true its confidence is.
 
 Confidence is true if, of all rows at 0.8, eight in ten are routed rightly.  The calibration error is the mean
 distance from that, over bins of equal width, each weighted by its rows.

@@ -141,7 +141,7 @@ class AdapterTask(ABC):
         return read_rows(path, read=self.record_of)
 
     def input_of(self, record: Record) -> str:
-        """What is asked: records that ask the same are the same."""
+        """Return the input of a record; records with equal inputs count as the same."""
         return "\n".join(str(record[name]) for name in self.inputs)
 
     def class_of(self, record: Record) -> str | None:
@@ -261,7 +261,7 @@ class AdapterTask(ABC):
 
 @contextmanager
 def at_rest(*modules: nn.Module) -> Iterator[None]:
-    """Switch dropout and gradients off inside; each module goes on as it was."""
+    """Switch dropout and gradients off inside the block; restore each module afterwards."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     for module in modules:
         module.eval()

@@ -86,7 +86,7 @@ class TaskRows:
         self._orders: dict[tuple[int, int], tuple[Longs, Tensor]] = {}
 
     def batch(self, bucket: int, *, visit: int) -> TaskBatch:
-        """The batch for the `visit`-th use of a bucket; its rows are shuffled anew in every round."""
+        """The batch for the `visit`-th use of a bucket; its rows are reshuffled in every round."""
         chosen = self.buckets[bucket]
         on_host, places = self.places(bucket, visit=visit)
         if not chosen.by_row:

@@ -169,7 +169,7 @@ class PhaseRun:
         self._notes.append(note)
 
     def tell_at_first(self, notes: Sequence[str]) -> None:
-        """Tell what holds for the whole phase; one that resumes has told it."""
+        """Report what holds for the whole phase; a resumed phase has already done so."""
         if self.found is None:
             for note in notes:
                 self.tell(note)

@@ -29,7 +29,7 @@ LOST = "its loss is not a number"
 
 
 def train_adapters(run: PhaseRun) -> None:
-    """Train from where `run` stands to its last step, or until every adapter has left."""
+    """Train from the current step of `run` to its last, or until every adapter has left."""
     assembly, settings = run.assembly, run.assembly.settings.phase1
     ranks = assembly.ranks
     check_share(assembly, settings.accumulate, phase=run.phase)
@@ -90,7 +90,7 @@ def _of_present(losses: Tensor, taken: Sequence[TaskBatch]) -> Tensor:
 def training_batches(
     assembly: AdapterAssembly, *, tokens: Mapping[str, int], num_buckets: int
 ) -> TrainingBatches:
-    """The training rows of every task, in blocks of so many tokens."""
+    """Return the training rows of every task, in blocks of a number of tokens."""
     rows = {
         name: TaskRows(
             part.task,

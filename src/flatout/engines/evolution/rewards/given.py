@@ -136,7 +136,7 @@ class WeightedRewards:
 
 
 def as_reward(given: object) -> Reward:
-    """The reward that a name, a function, several of them, or a table of weights stands for."""
+    """Make a reward from a name, a function, several of them, or a table of weights."""
     if isinstance(given, str):
         return reward_named(given)
     if isinstance(given, Mapping):
@@ -149,7 +149,7 @@ def as_reward(given: object) -> Reward:
 
 
 def reward_named(name: str) -> Reward:
-    """The reward that a name stands for: exact, numeric, bleu, format:PATTERN or package.module:function."""
+    """Return the reward of a name: exact, numeric, bleu, format:PATTERN or package.module:function."""
     if name in ("exact", "numeric"):
         return ExactMatch() if name == "exact" else NumericAnswer()
     if name == "bleu":

@@ -40,7 +40,7 @@ OWN = (DigitCopy, Arithmetic, Countdown, PromptFile, Gsm8k, SentenceTranslation)
 
 
 def find_task(name_or_path: str | Path, **options: Any) -> EvolutionTask:
-    """Make the task that a name, a class or a file stands for, with its options."""
+    """Make a task from a name, a class or a file, with its options."""
     name = str(name_or_path)
     tasks = known_tasks()
     if name in tasks:
@@ -70,7 +70,7 @@ def find_task(name_or_path: str | Path, **options: Any) -> EvolutionTask:
 
 
 def check_task(task: EvolutionTask) -> EvolutionTask:
-    """A task that somebody made, or what it lacks."""
+    """Return a task object, or raise BadInput with what it lacks."""
     with running(task):
         missing = [name for name in (*ATTRIBUTES, "prompts") if not hasattr(task, name)]
         is_scored = not missing and callable(task.reward)
@@ -84,7 +84,7 @@ def check_task(task: EvolutionTask) -> EvolutionTask:
 
 
 def options_of(task: Any) -> dict[str, Any]:
-    """The options that an object was made with, as a run writes them down; none where it is no dataclass."""
+    """The options that an object was made with, as a run records them; none if it is not a dataclass."""
     if not dataclasses.is_dataclass(task):
         return {}
     return {each.name: _plain(getattr(task, each.name)) for each in dataclasses.fields(task) if each.init}

@@ -34,7 +34,7 @@ Split = Literal["train", "heldout"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """What a model is asked, as text or as token numbers; the other one is None."""
+    """A prompt as text or as token numbers; the other one is None."""
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
@@ -71,7 +71,7 @@ class EvolutionTask(Protocol):
 
 
 def running(task: EvolutionTask | type[EvolutionTask]) -> AbstractContextManager[None]:
-    """What a task of the user's raises inside is told as theirs; a fault of Flatout's own stays one."""
+    """Report what a user's task raises as theirs; an error of Flatout's own stays one."""
     kind = task if isinstance(task, type) else type(task)
     if kind.__module__.partition(".")[0] == "flatout":
         return contextlib.nullcontext()

@@ -248,7 +248,7 @@ def score_texts(
 
 
 def facts_of(prompt: Prompt) -> Mapping[str, Any]:
-    """What a reward is told of a prompt: its answer and, where it is a text, the prompt."""
+    """Return what a reward knows of a prompt: its answer and, if it is a text, the prompt."""
     return prompt.answer if prompt.text is None else {PROMPT: prompt.text, **prompt.answer}
 
 

@@ -129,7 +129,7 @@ def _apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], EvolutionTask | No
 def open_run(
     given: Mapping[str, Any], out: Path, *, resume: bool, first: bool = True
 ) -> tuple[EvolveSettings, Found]:
-    """The settings of the run in a folder and, where it is resumed, what it goes on from."""
+    """Return the settings of the run in a folder and, if it is resumed, its checkpoint."""
     found = checkpoints_of(out).latest() if resume else None
     if found is not None:
         return resume_settings(found.state.config, given), found

@@ -126,7 +126,7 @@ class UpdateTally:
     compared: list[Tensor] = field(default_factory=list)  # [2]: of the direction before, and their product
 
     def compare(self, ascent: Tensor, previous: Tensor) -> None:
-        """Note how a stack's direction stands to the one before."""
+        """Record how a stack's direction relates to the previous one."""
         ascent, previous = ascent.float(), previous.float()
         overlap = torch.dot(ascent.flatten(), previous.flatten())
         self.compared.append(torch.stack((torch.linalg.vector_norm(previous).square(), overlap)))

@@ -51,7 +51,7 @@ class NoiseTable:
 
     @classmethod
     def drawn(cls, seed: int, *, device: torch.device) -> NoiseTable:
-        """The table that a seed stands for."""
+        """Draw the table of a seed."""
         rows = normals(
             seed=seed,
             epoch=0,

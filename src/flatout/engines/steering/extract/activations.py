@@ -270,7 +270,7 @@ class _StoreWriter:
         self._failed = False
 
     def find(self, keys: Sequence[bytes], *, begun: int) -> tuple[list[int], Tensor]:
-        """Of further sequences, numbered from `begun`, return those that the store has, and their values."""
+        """Return which of the sequences, numbered from `begun`, the store has, and their values."""
         self._keys += keys
         found = self._store.read(self._origin, keys=keys, layers=self._layers)
         return [begun + place for place in found.places], found.values
@@ -282,7 +282,7 @@ class _StoreWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits; an extraction goes on without a store that has no room."""
+        """Write what is pending; if the store has no room, extraction continues without it."""
         waiting, self._waiting = self._waiting, []
         self._flushed_at = time.monotonic()
         if not waiting or self._failed:

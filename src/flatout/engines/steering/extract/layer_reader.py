@@ -40,7 +40,7 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fork:
-    """Two sequences that begin alike: the tokens they share, and how each goes on."""
+    """Two sequences that start alike: the tokens they share, and how each continues."""
 
     prefix: Tokens
     endings: tuple[Tokens, Tokens]

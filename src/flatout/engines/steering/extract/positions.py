@@ -1,4 +1,4 @@
-"""Which token of a text stands for it.
+"""Which token represents a text.
 
 "last" is the last token, an index counts tokens from the start or, below 0, from the end, "mean" is the mean
 over all tokens and a span (start, stop) the mean over a slice of them.  Contrastive answers such as "(A)"

@@ -36,7 +36,7 @@ class Interval:
         return None if self.low is None or self.high is None else (self.low, self.high)
 
     def show(self, *, signed: bool = True) -> str:
-        """Write it in words; a difference has its sign, a score none."""
+        """Show it as text; a difference has a sign, a score has none."""
         sign = "+" if signed else ""
         if self.bounds is None:
             return f"{self.value:{sign}.3f} (too few for an interval)"
@@ -61,7 +61,7 @@ class TrialRecord:
     span: int = 1  # layers that are steered at once, from `layer` on
 
     def describe(self) -> str:
-        """Write the configuration in words."""
+        """Describe the configuration."""
         mode = "" if self.mode == "add" else f"{self.mode}, "
         after = "" if self.span == 1 else f" and the {self.span - 1} after it"
         what = f"{self.method}, {mode}strength {self.strength:+.3g}"

@@ -21,7 +21,7 @@ State = Literal["running", "complete", "pruned", "failed"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Halving:
-    """`rungs` steps, each asking `factor` times the questions of the one before and keeping 1 / `factor`."""
+    """`rungs` steps, each asking `factor` times the questions of the last one and keeping 1 / `factor`."""
 
     rungs: int = 4
     factor: int = 2

@@ -124,7 +124,7 @@ def _check_questions(settings: SearchSettings, split: QuestionSplit, loaded: Loa
 def join_search(
     settings: SearchSettings, *, worker: str | None, on_progress: OnProgress, on_event: OnEvent
 ) -> None:
-    """Draw trials from a study that another process has begun, until it has enough."""
+    """Draw trials from a study that another process started, until it has enough."""
     end_with_starter()
     split = split_of(settings)
     placed = place_model(Path(settings.model), device=settings.device, dtype=settings.dtype, workers=1)

@@ -81,7 +81,7 @@ def open_storage(where: str | Path) -> optuna.storages.BaseStorage:
 
 
 class PatientStorage:
-    """A storage on a server: what fails because the server is away is asked again until it is back.
+    """A storage on a server: requests that fail while the server is away are repeated until it is back.
 
     Nothing is asked again before the first answer.  A question that fails may have been answered, and the
     answer alone was lost: attributes, values and parameters are then written again as they are; a trial that

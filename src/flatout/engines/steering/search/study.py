@@ -83,7 +83,7 @@ class SearchStudy:
         return sum(read_trial(one.number, one.params) is not None for one in self._trials())
 
     def open_brackets(self) -> list[list[Trial]]:
-        """Return our brackets that have a trial that has not ended, whole; fail what was never begun."""
+        """Return our complete brackets with unfinished trials; fail trials that never started."""
         brackets: dict[int, list[Trial]] = defaultdict(list)
         is_open: set[int] = set()
         for one in self._mine():
@@ -131,7 +131,7 @@ class SearchStudy:
             self.study.tell(number, value)
 
     def prune(self, number: int) -> None:
-        """End a trial that is not good enough to go on; Optuna keeps its last intermediate mean."""
+        """End a trial that is not good enough to continue; Optuna keeps its last intermediate mean."""
         if not self._trial(number).state.is_finished():
             self.study.tell(number, state=self._states.PRUNED)
 

@@ -82,7 +82,7 @@ def ledoit_wolf(centred_LSD: Tensor, spread_LR: Tensor) -> Tensor:
 
 
 def logistic_probe(positive_LND: Tensor, negative_LND: Tensor) -> Tensor:
-    """The direction of a logistic regression that tells the sides apart, by Newton's method."""
+    """Fit the direction of a logistic regression that separates the sides, by Newton's method."""
     texts_LSD = torch.cat([positive_LND, negative_LND], dim=1)
     centred_LSD = texts_LSD - texts_LSD.mean(1, keepdim=True)
     length_L11 = centred_LSD.square().sum(2).mean(1).sqrt()[:, None, None]

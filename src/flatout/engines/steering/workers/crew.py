@@ -29,7 +29,7 @@ GRACE_S = 30.0  # for a worker to write down what it has, after an interrupt
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerPlan:
-    """One worker: what it is called in the study, and what it is told beside the command that all share."""
+    """One worker: its name in the study, and its arguments beyond the shared command."""
 
     name: str
     environment: Mapping[str, str]

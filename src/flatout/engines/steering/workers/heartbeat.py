@@ -1,4 +1,4 @@
-"""Which workers of a study are alive, told through the study itself.
+"""Which workers of a study are alive, recorded in the study itself.
 
 A worker counts up a number in the study every few seconds.  Whoever wants to take over what it left open
 watches that number: while it moves the worker lives, wherever it runs; one that stands still for several

@@ -28,7 +28,7 @@ ROOM_SHARE = 0.25  # of the free memory: cache of the rows, activations of a pre
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuRoom:
-    """A GPU as a process is told of it, and the memory that is free there."""
+    """A GPU as a process sees it, and its free memory."""
 
     name: str  # what CUDA_VISIBLE_DEVICES takes: a UUID or a number
     free_bytes: int

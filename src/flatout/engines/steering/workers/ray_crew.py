@@ -60,7 +60,7 @@ class RayCrew:
         self._cluster.__exit__(*error)
 
     def wait(self) -> list[Ended]:
-        """Wait until all that have begun have ended, well or not."""
+        """Wait until all started workers have ended, successfully or not."""
         ended = self._cancel_unbegun(self._beats()) if self._beats else []
         while self._waiting:
             for task in self._cluster.wait(self._waiting):

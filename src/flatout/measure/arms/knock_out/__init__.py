@@ -1,4 +1,4 @@
-"""A block of the user's own code taken away: what the step would take if it were free.
+"""A block of the user's own code left out: how long the step would take if it were free.
 
 knock_out         the arm, how much of the step lines hold, and gradients that are lost with a block
 function_blocks   blocks of functions that steps call

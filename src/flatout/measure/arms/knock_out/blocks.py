@@ -1,4 +1,4 @@
-"""Blocks of the user's code that can be taken away, by their words.
+"""Blocks of the user's code that can be left out, judged by their source.
 
 A block is a whole function, or a run of statements of one.  Its results are the names that it binds and that
 are read elsewhere.  A list that a loop fills is not a result: what consumes it (`torch.stack(rows)`) belongs
@@ -63,7 +63,7 @@ def whole_block(function: FunctionNode, tree: ast.AST) -> Block:
 
 
 def inner_blocks(function: FunctionNode, block: Block, tree: ast.AST) -> list[Block]:
-    """The blocks right inside a block, in order; those that can only be taken away with others are opened."""
+    """List the blocks directly inside a block, in order; open those that can only be left out with others."""
     suite, first = find_statements(function, block)
     return _runs_in(function, suite, range(first, first + block.num_statements), tree, beside=block)
 

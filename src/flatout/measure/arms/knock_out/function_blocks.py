@@ -150,7 +150,7 @@ def propose_blocks(
 
 
 def user_functions(context: ArmContext) -> Iterator[UserFunction]:
-    """Functions of the user's that were seen and that steps call anew."""
+    """List the user's functions that were seen and that steps call again."""
     user_code = context.user_code
     running = set(map(id, running_codes(context)))
     codes = {

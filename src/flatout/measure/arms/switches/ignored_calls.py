@@ -55,7 +55,7 @@ class IgnoredCall(Arm):
 
 
 class NoAnomalies(Arm):
-    """Autograd without anomaly detection, whoever turns it on; who asks is told what was asked for."""
+    """Turn anomaly detection off although the script turns it on; queries still see the script's setting."""
 
     kind = label = NO_ANOMALIES
 

@@ -1,4 +1,4 @@
-"""Steps in which one call of a model records no gradients, because nobody asks for them."""
+"""Steps in which one model call records no gradients, because nothing uses them."""
 
 from __future__ import annotations
 

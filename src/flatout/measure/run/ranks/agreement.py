@@ -47,7 +47,7 @@ class Agreement:
 
     @property
     def shared(self) -> bool:
-        """Other ranks follow the same plan, so nobody may leave it."""
+        """Whether other ranks follow the same plan, so that none may leave it."""
         return self.agreed is not None
 
     @property

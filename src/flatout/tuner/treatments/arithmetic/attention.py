@@ -1,4 +1,4 @@
-"""Attention of Hugging Face models in one kernel (SDPA), where they were told to compute it step by step."""
+"""Attention of Hugging Face models in one kernel (SDPA), if they are set to compute it step by step."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ UNEVEN = 2.0  # the slow waits over the mean one: a queue evens out only what va
 
 
 def propose(case: Case) -> list[Value]:
-    """Where workers are there, the step waits for them all the same, and some waits are much longer."""
+    """Propose it if there are workers, the step still waits for them, and some waits are much longer."""
     evidence = case.evidence
     wait_s, step_s = evidence.phase_s("wait"), evidence.step_s
     if not wait_s or not step_s or wait_s < LEAST_WAIT * step_s:

@@ -1,1 +1,1 @@
-"""Where memory lies and what is kept of the forward."""
+"""Where memory is placed, and what is kept of the forward."""

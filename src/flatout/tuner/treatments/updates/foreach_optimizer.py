@@ -1,4 +1,4 @@
-"""An optimizer that updates parameter by parameter, told to update lists of them."""
+"""An optimizer that updates parameter by parameter, set to update lists of them."""
 
 from __future__ import annotations
 

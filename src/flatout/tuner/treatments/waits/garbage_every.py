@@ -1,4 +1,4 @@
-"""Python's garbage collector run every so many steps, instead of whenever it likes to."""
+"""Python's garbage collector, run every 100 steps instead of at any time."""
 
 from __future__ import annotations
 
