@@ -99,7 +99,7 @@ def test_an_interrupt_leaves_no_process_and_no_folder_and_can_be_resumed(tmp_pat
     until(lambda: any((tmp_path / "scratch").iterdir()))
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=120)
-    assert process.returncode == 130 and "--resume goes on" in told and "Traceback" not in told
+    assert process.returncode == 130 and "--resume continues" in told and "Traceback" not in told
     until(lambda: not trial.is_running())
     assert [path.name for path in (tmp_path / "scratch").iterdir() if "trials" in path.name] == []
     assert {path.name for path in tmp_path.iterdir()} == {"train.py", "evidence.json", ".flatout", "scratch"}

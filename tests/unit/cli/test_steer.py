@@ -86,7 +86,7 @@ def test_extract_and_fit_answer_in_lines_and_in_json(tiny: Path, tmp_path: Path)
     assert "store  " in answer.stdout and "storing pays from use" in answer.stdout
     answer = steer("extract", *given, "--layers", "0-1", "--tier", "cpu=1GiB")
     assert (
-        "160 distinct texts were there" in answer.stdout
+        "160 distinct texts were already stored" in answer.stdout
         and "tier   cpu holds 40.0 KiB of 1.00 GiB" in answer.stdout
     )
     document = json.loads(steer("extract", *given, "--json").stdout)

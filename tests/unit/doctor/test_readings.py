@@ -56,7 +56,7 @@ def test_a_loader_that_the_step_hardly_waits_for_is_not_said_to_cost_so_much() -
     assert "share the cores" in words
     alone = replace(loading_bound(cores=2.0, num_workers=0), steps=waiting(0.005))
     assert "caches" in (unexplained(alone) or "")
-    assert not bound(alone).startswith("The loader bounds")
+    assert not bound(alone).startswith("The loader limits")
 
 
 def test_workers_are_not_said_to_gain_more_than_the_step_waits() -> None:

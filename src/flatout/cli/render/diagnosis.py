@@ -153,7 +153,7 @@ def _map(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
         return
     yield ""
     step = show_seconds(diagnosis.evidence.step_s)
-    yield Text(f"Your code, block by block: what a step of {step} takes without it")
+    yield Text(f"Your code, by block: what a step of {step} takes without it")
     names = [printable(f"{'  ' * depth}{block.where}") for depth, block in listed]
     figures = [
         f"{show_seconds(block.step_s):>8}  {show_ratio(block.speedup)} "

@@ -14,7 +14,7 @@ def edits_of(prescription: Prescription, *, folder: Path) -> dict[Path, tuple[by
     """file -> (its content, its content with the patches); BadInput where a file is not the proven one."""
     if not prescription.patches:
         raise BadInput("flatout.toml holds no patch", hint="flatout tune --patch SCRIPT looks for some")
-    again = f"nothing was written; flatout tune --patch {prescription.command[0]} proves them anew"
+    again = f"nothing was written; flatout tune --patch {prescription.command[0]} proves them again"
     for patch in prescription.patches:
         found = sha256(read_text(folder / patch.file) or "")
         if found == patch.patched_sha256:

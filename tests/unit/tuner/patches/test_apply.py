@@ -35,7 +35,7 @@ def test_patches_go_into_the_file_they_were_proven_on(tmp_path: Path) -> None:
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.py").write_text(LOOP + "\n# changed\n")
-    with pytest.raises(BadInput, match=r"model.py is not the file that rows-at-once was proven on"):
+    with pytest.raises(BadInput, match=r"model.py has changed since rows-at-once was proven on it"):
         edits_of(patched_prescription(), folder=tmp_path)
     made = patched_prescription()
     made = replace(made, patches=(replace(made.patches[0], sha256=sha256("import torch\n")),))
