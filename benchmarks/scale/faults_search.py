@@ -237,8 +237,8 @@ def of_tuning(folder: Path) -> dict[str, Callable[[], dict[str, Any]]]:
             fault(nodes, tune)
             if resume:
                 tune.start("--resume")
-                words = f"{len(before)} trials are known"
-                tune.wait_until(lambda: "trials are known" in tune.log.read_text())
+                words = f"{len(before)} trials are already finished"
+                tune.wait_until(lambda: "trials are already finished" in tune.log.read_text())
                 lost = 0 if words in tune.log.read_text() else None
             else:
                 tune.wait_until(lambda: journal.read_bytes().count(b"\n") > len(before) + 1)

@@ -131,8 +131,7 @@ def test_a_script_that_fails_before_its_first_step(body: str, words: str, tmp_pa
     ran = diagnose("train.py", folder=tmp_path)
     code = 1 if words else 2
     assert one_line(ran) == (
-        f"train.py ended with exit code {code} before any step was measured{words};"
-        " what it printed last stands above"
+        f"train.py ended with exit code {code} before any step was measured{words}; its last output is above"
     )
     said = ran.stderr.splitlines()[-2]
     assert said in ("no data at ./data", "train.py: error: the following arguments are required: data")

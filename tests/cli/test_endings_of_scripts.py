@@ -35,7 +35,7 @@ def test_the_exit_code_of_a_script_that_ends_early_passes_through(tmp_path: Path
     assert outcome.evidence is not None
     assert (outcome.evidence.job.ended, outcome.evidence.job.exit_code) == ("finished", 3)
     assert len(outcome.evidence.steps) == 2
-    assert [reason for reason in outcome.evidence.missing if "ended before it was steady" in reason]
+    assert [reason for reason in outcome.evidence.missing if "ended before its steps were steady" in reason]
 
 
 def test_a_script_that_swallows_the_end_is_ended_by_force(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_job_that_is_kept_running_trains_as_if_nobody_watched(tmp_path: Path) 
     assert losses(outcome.stdout) == losses(alone)
     assert len(losses(alone)) == 600
     assert outcome.stdout.startswith(alone)
-    assert "flatout: measured; the script runs on\n" in outcome.stderr
+    assert "flatout: measured; the script continues\n" in outcome.stderr
     evidence = outcome.evidence
     assert evidence is not None
     assert (evidence.job.ended, evidence.job.exit_code) == ("measured", 5)

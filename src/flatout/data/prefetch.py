@@ -186,5 +186,5 @@ def _batches(loader: Iterable[Any]) -> Generator[Any, None, None]:
     except (ConnectionError, EOFError) as error:
         raise FlatoutError(
             "a DataLoader worker ended before its batch was read",
-            hint="often for lack of memory: try fewer workers; num_workers=0 shows an error of its own",
+            hint="often for lack of memory: try fewer workers; num_workers=0 shows the worker's own error",
         ) from error

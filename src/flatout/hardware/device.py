@@ -76,7 +76,7 @@ def device_of_driver(
         missing["compute_capability"] = "the driver did not report it and no datasheet is known"
     if row is None:
         reason = (
-            "a MIG instance is a part of a GPU; the datasheet knows only whole ones"
+            "a MIG instance is a part of a GPU; the datasheet lists only whole ones"
             if " MIG " in name
             else f"no datasheet for {name!r}"
         )

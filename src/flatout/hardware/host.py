@@ -58,7 +58,7 @@ def read_host(
     grouped = memory_limited_by == "the control group"
     used_bytes = limits.memory_used_bytes() if grouped else machine_used_bytes
     if grouped and used_bytes is None:
-        missing["memory_used_bytes"] = "the control group does not tell its usage"
+        missing["memory_used_bytes"] = "the control group does not report its usage"
     shm_bytes, shm_free_bytes = _shm(root, missing)
     if cores is None:
         missing["cores"] = "the operating system does not count its cores"

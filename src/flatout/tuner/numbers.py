@@ -72,7 +72,7 @@ class Numbers:
         """Compare the job under `kept` and `dose` with the job."""
         judged = self._judge(treatment, kept, dose)
         if treatment.redraws and judged.is_right and FIXED in self.trials.always:
-            return _right(f"with the random numbers of each sample fixed, {judged.reason}")
+            return _right(f"with the random numbers of each sample fixed: {judged.reason}")
         return judged
 
     def _judge(self, treatment: Treatment, kept: Sequence[Dose], dose: Dose) -> Judgement:
@@ -92,7 +92,7 @@ class Numbers:
             return _wrong(reason)
         if reason := self._compare_with_64_bits(doses):
             return _wrong(reason)
-        return _right("gradients as near to 64 bits as the job's, losses as near as rounding")
+        return _right("gradients are as close to 64 bits as the job's, and losses differ only by rounding")
 
     def _judge_with_fixed_samples(self, treatment: Treatment, kept: Sequence[Dose], dose: Dose) -> Judgement:
         """Other processes draw other random numbers; all else is the same if it is so where they draw alike.

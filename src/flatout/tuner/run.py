@@ -46,18 +46,18 @@ def announce_patches(prescription: Prescription) -> list[str]:
         if now == patch.sha256:
             said.append(f"not applied: {patch.name} in {patch.file}; flatout tune --apply writes it")
         elif now != patch.patched_sha256:
-            said.append(f"not applied: {patch.name}; {patch.file} is not the file that it was proven on")
+            said.append(f"not applied: {patch.name}; {patch.file} has changed since it was proven")
     return said
 
 
 def announce(prescription: Prescription) -> str:
     """One line: what is applied, what it gained, and whether that was on this machine."""
     if not prescription.treatments:
-        return "the prescription holds no treatment; the script runs as it is"
+        return "flatout.toml holds no treatment; the script runs as it is"
     words = ", ".join(str(dose) for dose in prescription.doses())
     proof = prescription.proof
     if proof is None:
-        return f"{words}; no proof is written down: flatout tune measures it"
+        return f"{words}; no proof is recorded; flatout tune measures it"
     words += f"; {show_ratio(proof.ratio)} when it was tuned"
     found = differences(prescription.machine) if prescription.machine else []
     if found:

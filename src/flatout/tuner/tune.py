@@ -53,7 +53,7 @@ ALL_OF_IT = 0.9  # of a measured ceiling: no other value of a treatment is tried
 LIKELY_PAIRS = 2  # that a treatment is asked for: most gain nothing, and two show it
 
 NO_TIME = "no time was left for it"
-NOISE, TOGETHER = "the job against itself", "all that was kept"
+NOISE, TOGETHER = "the job against itself", "everything kept"
 
 Pairs = list[tuple[TrialResult, TrialResult]]  # of runs without and with a treatment
 Candidate = tuple[Treatment, Sequence[bool | int | str]]
@@ -99,8 +99,8 @@ class Tuning:
         """The answer where nothing was kept."""
         untried = sum(each.reason == NO_TIME for each in self.tried)
         if not untried:
-            return "Nothing that was tried pays: the script runs as fast as these treatments can make it."
-        return f"Nothing is proven: for {untried} of {len(self.tried)} treatments no time was left."
+            return "No treatment that was tried gains: the script is as fast as these treatments can make it."
+        return f"Nothing is proven: there was no time for {untried} of {len(self.tried)} treatments."
 
 
 class Tuner:
@@ -214,7 +214,7 @@ class Tuner:
             values = list(treatment.propose(case)) if asked is True else [asked]
             if treatment.safety == "lossy" and values and not self.allow_lossy:
                 self._note(
-                    treatment, values[0], "not tried", "it changes the numbers: --allow-lossy tries it"
+                    treatment, values[0], "not tried", "it changes the numbers; --allow-lossy tries it"
                 )
             elif values:
                 found.append((treatment, values))
@@ -319,7 +319,9 @@ class Tuner:
         paid: list[tuple[Dose, Gain]] = []
         for number, dose in enumerate(doses):
             if paid and known and paid[-1][1].ratio >= ALL_OF_IT * max(known):
-                self._note(treatment, dose.value, "not tried", f"{paid[-1][0]} gains all that can be gained")
+                self._note(
+                    treatment, dose.value, "not tried", f"{paid[-1][0]} already gains all that is possible"
+                )
                 continue
             if number and self._is_late():
                 self._note(treatment, dose.value, "not tried", NO_TIME)
@@ -368,7 +370,7 @@ class Tuner:
         if gain.is_none:
             self._note(treatment, dose.value, "no gain", "it gains less than 3 %", gain)
         else:
-            reason = f"{gain.num_pairs} pairs do not settle whether it gains 3 %"
+            reason = f"{gain.num_pairs} pairs do not show whether it gains 3 %"
             self._note(treatment, dose.value, "undecided", reason, gain)
 
     def _gain(self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str) -> Gain:
@@ -412,7 +414,7 @@ class Tuner:
             number = self._number_of(dose)
             if gain.high < LEAST_GAIN or gain.low < 1:
                 self.kept = others
-                answer, reason = "dropped again", "beside the others it no longer pays"
+                answer, reason = "dropped again", "next to the others it gains nothing"
             else:
                 answer, reason = "kept", self.tried[number].reason
             self.tried[number] = replace(self.tried[number], answer=answer, reason=reason, gain=gain)  # type: ignore[arg-type]
@@ -648,7 +650,9 @@ def tune(
         job["trials"] = "on a cluster"  # where pairs are written down as a whole
     journal = Journal(journal_path(tuple(command)), job=job, resume=resume, evidence=evidence_path)
     if resume:
-        on_progress(f"{journal.num_known} trials are known" if journal.num_known else "nothing to resume")
+        on_progress(
+            f"{journal.num_known} trials are already finished" if journal.num_known else "nothing to resume"
+        )
     tuner = Tuner(
         evidence,
         command,

@@ -160,7 +160,7 @@ def failure(trial: TrialResult, *, like: TrialResult | None = None) -> str | Non
     if not (trial.blocks_s or trial.arms) or not all(each > 0 for each in trial.blocks_s):
         return "no step was timed"
     if not trial.losses:
-        return "no loss was seen: nothing was verified"
+        return "no loss was seen, so nothing was verified"
     if not all(map(math.isfinite, trial.losses)):
         return "a loss is not finite"
     return None if like is None else _works_otherwise(trial, like)
@@ -204,11 +204,11 @@ def serves_other_batches(plain: TrialResult, treated: TrialResult) -> str | None
     """Which batch is another one; None where those that were looked at are the same."""
     shared = plain.batches.keys() & treated.batches.keys()
     if plain.batches and not shared:
-        return "no batch of its loaders was seen: nothing was verified"
+        return "no batch of its loaders was seen, so nothing was verified"
     for name in sorted(shared):
         if plain.batches[name] != treated.batches[name]:
             loader, _, number = name.partition(".")
-            return f"batch {number} of loader {loader} is another one"
+            return f"batch {number} of loader {loader} differs"
     return None
 
 
@@ -239,14 +239,14 @@ def differs_exactly(plain: TrialResult, treated: TrialResult) -> str | None:
             return f"the gradients of step {step} differ"
         if found.parameters != known.parameters:
             return f"the parameters after step {step} differ"
-    return None if plain.checked else "no step was looked at: nothing was verified"
+    return None if plain.checked else "no step was compared, so nothing was verified"
 
 
 def differs_at_first(plain: TrialResult, treated: TrialResult) -> str | None:
     """The same for a job whose runs begin alike and part later."""
     if repeats_first_step(plain, treated):
         return None
-    return "the job's runs begin alike, and the treatment's begins otherwise"
+    return "the job's runs start alike, but the treatment's run starts differently"
 
 
 def starts_otherwise(plain: TrialResult, other: TrialResult) -> str | None:
@@ -271,7 +271,7 @@ def differs_by_more_than_rounding(
 
     ours, theirs, right = (load_file(path) for path in (plain, treated, exact))
     if not right or ours.keys() != theirs.keys() or ours.keys() != right.keys():
-        return "the first step has other parameters than in 64 bits: nothing was verified"
+        return "the first step has other parameters than in 64 bits, so nothing was verified"
     factor = HALF_ERROR_FACTOR if is_half else ERROR_FACTOR
     for name, reference in right.items():
         size = float(reference.norm())
@@ -291,7 +291,7 @@ def steps_otherwise(plain: Path, treated: Path) -> str | None:
 
     ours, theirs = (load_file(path) for path in (plain, treated))
     if not ours or ours.keys() != theirs.keys():
-        return "the first step has other parameters: nothing was verified"
+        return "the first step has other parameters, so nothing was verified"
     one, other = (
         math.sqrt(sum(float(value.norm()) ** 2 for name, value in each.items() if name.startswith("change")))
         for each in (ours, theirs)

@@ -109,7 +109,7 @@ def test_workers_may_draw_other_random_numbers_and_change_nothing_else(
     dose, plain = Dose(name="loader-workers", value=2), numbers.plain
     judged = numbers.judge(given[dose.name], [], dose)
     if has_own:  # both workers draw the same
-        assert judged.reason == "batch 2 of loader 1 is another one"
+        assert judged.reason == "batch 2 of loader 1 differs"
         assert trials.always == {} and numbers.plain is plain
     else:
         assert judged.is_right and judged.reason.startswith("with the random numbers of each sample fixed")

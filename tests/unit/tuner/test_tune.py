@@ -301,7 +301,7 @@ def test_an_interrupted_tuning_goes_on_where_it_was(tmp_path: Path, monkeypatch:
         (tmp_path / "train.py").write_text(source)
         again, told = tune(resume=True)
         assert again == whole[len(whole) - num_again :], source
-        assert told[0] == ("nothing to resume" if source else "7 trials are known")
+        assert told[0] == ("nothing to resume" if source else "7 trials are already finished")
 
 
 def test_a_patch_is_tried_like_a_treatment_and_shown_as_a_diff(

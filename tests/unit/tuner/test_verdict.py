@@ -146,7 +146,7 @@ def test_another_batch_is_named() -> None:
     assert verdict.serves_other_batches(plain, trial(batches={"1.1": "a"})) is None
     assert verdict.serves_other_batches(trial(), trial()) is None
     stale = trial(batches={"1.1": "a", "1.5": "a"})
-    assert verdict.serves_other_batches(plain, stale) == "batch 5 of loader 1 is another one"
+    assert verdict.serves_other_batches(plain, stale) == "batch 5 of loader 1 differs"
     assert "nothing was verified" in str(verdict.serves_other_batches(plain, trial()))
 
 

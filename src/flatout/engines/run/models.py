@@ -35,7 +35,7 @@ def choose_dtype(wanted: DTypeOrAuto, *, capability: tuple[int, int] | None) -> 
     if wanted != "auto":
         return Decision(value=wanted, reason="as given", source="assumed")
     if capability is None:
-        return Decision(value="float32", reason="a CPU gains nothing from less", source="assumed")
+        return Decision(value="float32", reason="a CPU gains nothing from fewer bits", source="assumed")
     name = f"compute capability {capability[0]}.{capability[1]}"
     form = half_format(f"{capability[0]}.{capability[1]}")
     if form is None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 REAL = "real"  # the label of steps as they are
 ONE_BATCH = "one-batch"  # of steps on one and the same batch
-COMPILED = "the job runs code of torch.compile, which would be compiled anew"  # why an arm is refused
+COMPILED = "the job runs compiled code, which would be recompiled"  # why an arm is refused
 
 
 class Arm:

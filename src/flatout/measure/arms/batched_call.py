@@ -159,7 +159,7 @@ class BatchedCall(OneCall):
         elif followed.depends(arguments, id(module)):
             self.refusal = "an input is computed from an earlier result, so the calls cannot be one"
         elif self._num_backwards() != self._backwards:
-            self.refusal = "a backward pass lies between the calls, so they cannot be one"
+            self.refusal = "a backward pass runs between the calls, so they cannot be one"
         self._calls.append(map_arrays(arguments, lambda array: getattr(array, "detach", lambda: array)()))
         result = call(module, *arguments[0], **arguments[1])
         self._shapes = [tuple(array.shape) for array in arrays_of(result)]
@@ -177,7 +177,7 @@ class BatchedCall(OneCall):
         elif len(kinds) > 1:
             self.refusal = "the rows differ in shape or type"
         elif any(not isinstance(each, torch.Tensor) or each.shape[:1] != (1,) for each in rows[0]):
-            self.refusal = "the module takes other things than single rows"
+            self.refusal = "the module takes more than single rows"
         else:
             self._buffers = [(buffer, buffer.detach().clone()) for buffer in self._module.buffers()]
             columns = iter([torch.cat(column) for column in zip(*rows, strict=True)])

@@ -279,17 +279,17 @@ def _scales_loss() -> bool:
 def _missing(observer: Observer) -> list[str]:
     missing = list(dict.fromkeys(observer.tools.missing))
     if observer.loaders.mutated:
-        missing.append("cached batches: the script changes its batches in place, so some were fetched anew")
+        missing.append("cached batches: the script changes its batches in place, so some were fetched again")
     unwatched = None if observer.rows else unwatched_processes()
     if unwatched is not None:
         missing.append(unwatched)
     if observer.warm_up is not None:
-        missing.append("every pass after warm-up: the job ended before it was steady")
+        missing.append("every pass after warm-up: the job ended before its steps were steady")
     elif observer.rounds is None and not observer.finished and observer.blocks:
         done, total = observer.block_number, len(observer.blocks)
         missing.append(f"the job ended after {done} of {total} planned blocks")
     if observer.out_of_time:
-        missing.append("what was still to come: the time was up (--seconds)")
+        missing.append("the remaining passes: the time was up (--seconds)")
     return missing
 
 

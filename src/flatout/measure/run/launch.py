@@ -45,7 +45,7 @@ GRACE_S, AGAIN_S = 25.0, 2.5
 MARK = "FLATOUT_JOB"
 SCRIPTS_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 MOST_RETRIES = 3
-ITS_WORDS = "what it printed last stands above"
+ITS_WORDS = "its last output is above"
 
 
 def default_evidence_path(command: Sequence[str]) -> Path:

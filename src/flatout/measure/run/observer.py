@@ -362,7 +362,7 @@ class Observer:
         """The blocks that are known beforehand: the instruments', and all of them where ranks must agree."""
         step_s = self.warm_up.step_s if self.warm_up is not None else 1.0
         if not self.options.counterfactuals:
-            self.tools.missing.append("counterfactuals: left out, the training that runs on stays as written")
+            self.tools.missing.append("arms: left out, so that training continues as written")
         if self.warm_up is not None and not self.warm_up.reason:
             self.warm_up.reason = f"the time was up after {len(self.warm_up.steps_s)} steps"
         self._for_arms_s = (1 - FOR_PASSES) * self.seconds_left
@@ -556,10 +556,10 @@ class Observer:
         try:
             arm.begin()
         except Exception as error:  # noqa: BLE001 - ours; the steps run as they are and do not count
-            arm.refusal = f"it could not begin: {type(error).__name__}: {error}"
+            arm.refusal = f"it could not start: {type(error).__name__}: {error}"
 
         def late() -> None:
-            arm.refusal = "its steps did not end, so the rest of them ran as they are"
+            arm.refusal = "its steps did not end, so the rest ran unchanged"
             arm.release()
 
         self.watchdog.watch(longest_s=self._longest_s(), on_late=late, on_stuck=lambda: self.on_stuck(arm))

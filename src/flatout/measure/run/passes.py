@@ -58,7 +58,7 @@ class Passes:
     def begin(self, arm: str, device: str) -> None:
         if arm in WITH_MODES and in_compiled_function():
             reason = "the step ends inside a function that torch.compile compiles"
-            self.missing.append(f"{arm}: {reason}, where no mode can be put on or taken off")
+            self.missing.append(f"{arm}: {reason}, where no mode can be installed or removed")
             return
         with self.guard(arm):
             if arm == "stacks":
@@ -154,7 +154,7 @@ class Passes:
         self._patches.undo()
         self.module_calls, LOG.profile = None, None
         if not remove_mode(self.sites):
-            self.missing.append(f"{arm}: the script took the counting mode off; counts may be low")
+            self.missing.append(f"{arm}: the script removed the counting mode; counts may be too low")
         if self.sites is not None and self.sites.failure is not None:
             failure, self.sites.failure = self.sites.failure, None
             self.missing.append(f"{arm}: the instrument failed: {type(failure).__name__}: {failure}")

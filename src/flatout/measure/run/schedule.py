@@ -81,7 +81,7 @@ class WarmUp:
                 self.reason = f"after {num} steps two in a row were not 20 % faster than the two before"
                 return True
         if num >= self.MOST or (num >= 2 and total_s > self.MOST_S):
-            self.reason = f"not steady after {num} steps, {total_s:.0f} s; measured all the same"
+            self.reason = f"not steady after {num} steps, {total_s:.0f} s; measured anyway"
             return True
         return False
 

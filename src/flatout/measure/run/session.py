@@ -176,7 +176,7 @@ class Session:
             self._save(Ending("measured"))
             self.observer.remove()
             self.saved = True
-            self._progress("measured; the script runs on")
+            self._progress("measured; the script continues")
             return
         self.num_stops += 1
         self._end_soon()

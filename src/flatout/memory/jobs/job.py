@@ -95,7 +95,7 @@ class Recipe:
     def __post_init__(self) -> None:
         errors = []
         if self.precision not in PRECISIONS:
-            errors.append(f"precision={self.precision!r} is none of {', '.join(PRECISIONS)}")
+            errors.append(f"precision={self.precision!r} is not one of {', '.join(PRECISIONS)}")
         if self.accumulation < 1:
             errors.append(f"accumulation={self.accumulation} must be at least 1")
         if self.clip_norm is not None and self.clip_norm <= 0:

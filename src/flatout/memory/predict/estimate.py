@@ -30,7 +30,7 @@ VERSION = 1
 MAX_POINTS = 400
 
 Workspaces = Decision[tuple[int, ...]]
-NO_WORKSPACES: Workspaces = Decision(value=(), reason="none beside those of the trace", source="computed")
+NO_WORKSPACES: Workspaces = Decision(value=(), reason="none beyond those in the trace", source="computed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -446,7 +446,7 @@ def caveats_of(guesses: Collection[Guess], *, device: Device | None) -> tuple[st
         places = "a place" if len(open_ones) == 1 else f"{len(open_ones)} places"
         caveats.append(f"what is computed depends on data in {places} ({answer})")
     if device is not None and device.compute_capability is None:
-        caveats.append(f"which kernels run on {device.name} is not known")
+        caveats.append(f"it is not known which kernels run on {device.name}")
     elif device is not None and device.compute_capability != MEASURED_CAPABILITY:
         caveats.append(f"the kernels of {device.name} have not been measured")
     return tuple(caveats)

@@ -17,8 +17,8 @@ from flatout.memory.trace.record import Lean, Trace
 MEASURED_WITH = "cuDNN 9.19 on an H200"
 CUDA_RULES = "the rules of CUDA and its libraries were used, which ROCm need not follow"
 LEANS: dict[Lean, str] = {
-    "convolutions": f"what convolutions take beside their results: a table of {MEASURED_WITH}",
-    "recurrent layers": f"what recurrent layers take and keep: a table of {MEASURED_WITH}",
+    "convolutions": f"workspaces of convolutions: a table of {MEASURED_WITH}",
+    "recurrent layers": f"what recurrent layers allocate and keep: a table of {MEASURED_WITH}",
     "narrow recurrent layers": "stacks of recurrent layers whose input is narrower than their state "
     "are assumed to take what the table has for equal widths",
     "dropout of recurrent layers": "the state of their dropout is assumed to be 48 KiB for each "
@@ -46,6 +46,6 @@ def notes_on_device(device: Device | None) -> Iterator[str]:
         yield f"{device.name}: {CUDA_RULES}"
     if multiprocessors_of(device) is None:
         yield (
-            f"how many multiprocessors {device.name} has is not known; workspaces are assumed to be those of "
-            f"{ASSUMED_MULTIPROCESSORS}"
+            f"the number of multiprocessors of {device.name} is unknown; workspaces are assumed to be those "
+            f"of {ASSUMED_MULTIPROCESSORS}"
         )

@@ -234,7 +234,7 @@ def _fit_knob(name: str, base: Trace, traces: Sequence[Trace], *, period: int, e
         found = ", ".join(str(int(row[bent[0]])) for row in (low, middle, high))
         raise StructureChanges(
             f"{storage_name(base, storage)} has {found} bytes at {name}={', '.join(map(str, points))}",
-            hint="trace it at the sizes asked for",
+            hint="trace it at the requested sizes",
         )
     return Knob(name=name, points=points, period=period, start=low, first=first, second=second, exact=exact)
 
@@ -256,7 +256,7 @@ def _choose_forms(replay: Replay, crosses: Sequence[Trace]) -> Replay:
         raise StructureChanges(
             f"the bytes of {storage_name(replay.base, storage)} are neither a product nor a sum of what "
             f"{', '.join(knob.name for knob in replay.knobs)} make of them",
-            hint="trace it at the sizes asked for",
+            hint="trace it at the requested sizes",
         )
     return replace(replay, forms=forms)
 
@@ -294,7 +294,7 @@ def _refuse_difference(trace: Trace, num_bytes: Numbers) -> None:
         raise StructureChanges(
             f"{storage_name(trace, storage)} has {found} bytes at {show_sizes(trace.sizes)}, and "
             f"{int(num_bytes[storage])} would follow from the other traces",
-            hint="trace it at the sizes asked for",
+            hint="trace it at the requested sizes",
         )
 
 
@@ -341,8 +341,8 @@ def _canonical(events: NDArray[np.int64]) -> NDArray[np.int64]:
 def _refuse(base: Trace, trace: Trace, difference: str) -> NoReturn:
     here, there = show_sizes(base.sizes), show_sizes(trace.sizes)
     raise StructureChanges(
-        f"the step allocates otherwise at {there} than at {here}: {difference}",
-        hint="trace it at the sizes asked for",
+        f"the step allocates differently at {there} than at {here}: {difference}",
+        hint="trace it at the requested sizes",
     )
 
 

@@ -18,7 +18,7 @@ from flatout.monitor.sample import GpuSample, JobSample, JobState
 
 NO_DATA = "the job does not say when it waits for data: iterate over flatout.watch(loader)"
 NO_STEP = "no step ended in this span"
-ONLY_MEMORY = "of this GPU there is what the job's torch tells: its memory"
+ONLY_MEMORY = "this GPU reports only its memory, through the job's torch"
 NO_RECORD = "the job has not reported yet"
 TAKEN_OVER = (  # from the record as they are
     "steps",

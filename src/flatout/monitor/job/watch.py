@@ -47,7 +47,7 @@ from flatout.monitor.terminal.live_line import LineWriter
 
 Batch = TypeVar("Batch")
 LINE_SPAN_S = 10.0
-CONSEQUENCE = "the job goes on, but what is kept of it is not whole"
+CONSEQUENCE = "the job continues, but its log is incomplete"
 NAMED = PHASES[:-1]  # a job names any of them but the rest
 
 
@@ -291,7 +291,7 @@ def begin_run(**options: Any) -> WatchedRun | None:
             if not _warned:
                 _warned = True
                 print(
-                    f"flatout: this job runs unwatched, its run cannot be kept: {error} "
+                    f"flatout: this job is not watched, because its run cannot be kept: {error} "
                     "(choose a folder with FLATOUT_RUNS)",
                     file=sys.stderr,
                 )

@@ -34,7 +34,7 @@ METRICS = {
     RECEIVED: ("NVML_GPM_METRIC_PCIE_RX_PER_SEC", MIB),
 }
 SHORTEST_S = 0.1
-NO_METRICS = "this GPU has no performance metrics (GPM); Hopper and later have"
+NO_METRICS = "this GPU has no performance metrics (GPM); Hopper and later have them"
 WRAP = 2**32  # some drivers keep the PCIe counters in 32 bits
 COUNTED_EVERY_S = 10.0
 

@@ -136,7 +136,7 @@ class GpuMeter:
 
     def _lose_connection(self, now_s: float) -> None:
         assert self._reader is not None
-        self.notes.append("no GPU answers: the connection to the NVIDIA driver will be made again")
+        self.notes.append("no GPU answers; reconnecting to the NVIDIA driver")
         for gpu in self._gpus:
             gpu.metrics = None  # its buffers belong to the driver that is gone
         self._reader.close()

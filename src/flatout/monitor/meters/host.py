@@ -45,7 +45,7 @@ class HostMeter:
             self._facts_at_s = now_s
         facts = self._facts
         counters = self._counters()
-        missing = dict.fromkeys(FIGURES - counters.keys(), "the operating system does not tell")
+        missing = dict.fromkeys(FIGURES - counters.keys(), "the operating system does not report it")
         rates: dict[str, float] = {}
         span_s = now_s - self._last_at_s
         if self._last is None or span_s <= 0:

@@ -171,7 +171,7 @@ def bounds_over_time(recorded: Recorded) -> RowChart:
             )
         )
     seen = dict.fromkeys(stretch.verdict.bound for stretch in recorded.stretches if stretch.verdict)
-    row = ChartRow(name="", marks=tuple(cells), label="what bounded the run over time: " + ", ".join(seen))
+    row = ChartRow(name="", marks=tuple(cells), label="what limited the run over time: " + ", ".join(seen))
     keys = tuple(Key(name=bound, colour=bound_colour(bound)) for bound in seen)
     return RowChart(rows=(row,), across=chart.across, height=24, legend=keys, kind="rows bare")
 

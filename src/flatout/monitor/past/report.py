@@ -65,7 +65,7 @@ def headline(summary: Summary) -> str:
     if summary.loss_lost_s is not None:
         return f"The loss is {last_loss(summary)}."
     if not summary.bounds:
-        return "What bounded this run is not known: it reported no step phases, or was too short."
+        return "It is not known what limited this run: it reported no step phases, or was too short."
     first = summary.bounds[0]
     sentence = first.sentence[:1].upper() + first.sentence[1:]
     return f"{sentence}." if first.share > 0.95 else f"{sentence} (in {show_share(first.share)} of the run)."
@@ -154,7 +154,7 @@ def _gpus(recorded: Recorded) -> Html | None:
         for gpu in whole.gpus
     ]
     note = (
-        "Means over the run; memory is its peak. That a kernel runs does not say how much of the GPU it uses."
+        "Means over the run; memory is its peak. A running kernel does not show how much of the GPU it uses."
     )
     return section("GPUs", table(heads, rows, numbers=(2, 3, 4, 5)), note=note)
 

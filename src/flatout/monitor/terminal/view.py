@@ -24,9 +24,9 @@ ON_GPU = ("GPU memory", "SM")  # columns that a machine without one does not hav
 KEYS = (
     ("q", "quit"),
     ("s", "sort processes by the next column"),
-    ("tab, arrows", "look at the next or previous GPU"),
+    ("tab, arrows", "show the next or previous GPU"),
     ("p", "hide or show processes"),
-    ("space", "hold the picture, and let it go on"),
+    ("space", "pause the display, or continue it"),
     ("?", "this help"),
 )
 

@@ -42,7 +42,7 @@ def loss_is_lost(window: Window) -> Verdict | None:
     finite = [job.loss for job in losses if not job.has_bad_loss]
     return Verdict(
         bound="diverged",
-        sentence=f"the loss is {show_loss(losses[-1].loss)}: the run does not learn any more",
+        sentence=f"the loss is {show_loss(losses[-1].loss)}: the run no longer learns",
         action="go back to the last checkpoint; lower the learning rate, clip gradients or check the data",
         evidence=(f"its last finite value was {show_loss(finite[-1])}",) if finite else (),
     )
@@ -99,7 +99,7 @@ def _full_soon(rise: Rise, room_bytes: int, what: str, action: str, rules: tuple
         return None
     return Verdict(
         bound="memory",
-        sentence=f"{what} grows without end and runs out in about {show_seconds(left_s)}",
+        sentence=f"{what} keeps growing and runs out in about {show_seconds(left_s)}",
         action=action,
         evidence=(
             f"it grows by {show_bytes(rise.bytes_per_s)} a second, for {show_seconds(rise.span_s)} so far",
@@ -210,7 +210,7 @@ def is_held_down(window: Window) -> Verdict | None:
     shown = "" if clock is None else f" at {show_share(clock)} of its highest clock"
     return Verdict(
         bound="throttled",
-        sentence=f"GPU {gpu.index} is held down by its {reason}{shown}",
+        sentence=f"GPU {gpu.index} is slowed by its {reason}{shown}",
         action=action,
         evidence=tuple(f"{name}: {show_share(counts[name])} of the samples" for name in [*faults, reason][:1])
         + ((f"{gpu.temperature_c:.0f} °C at most",) if gpu.temperature_c is not None else ()),

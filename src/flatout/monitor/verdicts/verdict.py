@@ -101,7 +101,7 @@ def _starved_share(window: Window) -> tuple[float, tuple[str, ...]] | None:
     evidence = [f"the host waits for {show_share(host_share)} of its time"]
     if job.device_phases is not None:
         share = min(job.device_phases.get("wait", 0.0), 0.99)
-        return share, (f"the GPU stands still for {show_share(share)} of the step while it waits", *evidence)
+        return share, (f"the GPU idles for {show_share(share)} of the step while it waits", *evidence)
     if gpu is None:
         return min(host_share, 0.99), tuple(evidence)
     if gpu.utilisation_share is None:
@@ -171,7 +171,7 @@ def _idle_gpu(window: Window) -> Verdict | None:
     numbers = ", ".join(str(other.index) for other in idle)
     return Verdict(
         bound="idle-gpu",
-        sentence=f"GPU {numbers} of {len(job.visible_gpus)} does nothing, though this job may use it",
+        sentence=f"GPU {numbers} of {len(job.visible_gpus)} does nothing, although this job may use it",
         action=f"start {len(job.visible_gpus)} processes with torchrun, or give it to another job",
         evidence=tuple(
             f"GPU {other.index}: no kernel for {show_seconds(window.mean.span_s)}, "
@@ -204,7 +204,7 @@ def _healthy(window: Window) -> Verdict | None:
             sentence=f"the CPU computes for {show_share(1 - waited[0])} of the step",
             action="a GPU, or less work per step, would make it faster; flatout diagnose finds wasted work",
             evidence=evidence,
-            missing=(window.mean.missing.get("gpus", "no GPU is seen"),),
+            missing=(window.mean.missing.get("gpus", "no GPU is visible"),),
         )
     if gpu.utilisation_share is None or gpu.utilisation_share < BUSY_SHARE:
         return None
@@ -287,7 +287,7 @@ def _unknown_of(window: Window) -> Verdict:
 def _unknown(missing: str, *, action: str) -> Verdict:
     return Verdict(
         bound="unknown",
-        sentence=f"what bounds this run is not known ({missing})",
+        sentence=f"it is not known what limits this run ({missing})",
         action=action,
         missing=(missing,),
     )

@@ -73,7 +73,9 @@ class Guard:
         refusal = self._wrong_host(scope["headers"])
         path = None if refusal else self._without_token(scope["path"])
         if refusal or path is None:
-            await _refuse(send_with_headers, refusal or "this address needs its token: open the one printed")
+            await _refuse(
+                send_with_headers, refusal or "this address needs its token: open the printed address"
+            )
             return
         await self._app({**scope, "path": path, "raw_path": path.encode()}, receive, send_with_headers)
 

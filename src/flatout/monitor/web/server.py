@@ -78,7 +78,7 @@ def application(feed: Feed, *, sampler: Sampler | None = None) -> Any:
     async def events(request: Request) -> Response:
         client = feed.admit()
         if client is None:
-            return refuse(f"{len(feed.clients)} browsers are connected already", status=503)
+            return refuse(f"{len(feed.clients)} browsers are already connected", status=503)
         last = request.headers.get("last-event-id") or request.query_params.get("since")
         stream = feed.events(request.query_params.getlist("run"), client, after_s=time_of(last))
         answer = Events(stream, media_type="text/event-stream")

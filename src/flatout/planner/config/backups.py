@@ -231,7 +231,7 @@ def _fresh_folder(parent: Path, name: str) -> Path:
 
 
 def _read_manifest(path: Path) -> Backup:
-    hint = "the copies beside it can be put back by hand"
+    hint = "the copies beside it can be restored by hand"
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(data, dict) or data.get("format") != MANIFEST_FORMAT:

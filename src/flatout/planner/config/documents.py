@@ -464,7 +464,7 @@ def _warnings(document: Document, found: Mapping[str, Scalar]) -> list[str]:
             times = scalar.num_ignored + 1
             warnings.append(
                 f"{key} is given {times} times in {document.name}; the last one (line {scalar.line}) counts "
-                "and is the one that is changed"
+                "and is changed"
             )
         if scalar.num_aliases:
             others = "1 other value" if scalar.num_aliases == 1 else f"{scalar.num_aliases} other values"
@@ -472,6 +472,6 @@ def _warnings(document: Document, found: Mapping[str, Scalar]) -> list[str]:
         comment = _comment_beside(document, scalar)
         if comment is not None and re.search(rf"(?<![\w.]){re.escape(str(scalar.value))}(?![\w.])", comment):
             warnings.append(
-                f"the comment beside {key} ({document.name}:{scalar.line}) speaks of {scalar.value}"
+                f"the comment beside {key} ({document.name}:{scalar.line}) mentions {scalar.value}"
             )
     return warnings

@@ -21,7 +21,7 @@ from flatout.ground.errors import BadInput
 from flatout.ground.units import show_share
 from flatout.planner.config.settings import Setting, Settings
 
-FORMATS = "one length a line, lines of 'length,count', or JSON: [12, 40] or {\"12\": 3}"
+FORMATS = "one length per line, lines of 'length,count', or JSON: [12, 40] or {\"12\": 3}"
 SHARES = (0.5, 0.9, 0.99)  # of batches
 LENGTH = "length"
 

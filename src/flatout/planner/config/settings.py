@@ -391,7 +391,7 @@ def sharding_note(stage: Stage) -> str | None:
         words = "" if found is None or not found.value else f"{key}={found.value}".casefold()
         if found is not None and any(word in words for word in SHARDING):
             return (
-                f"{found.where} shards the model; a plan holds all of it in every process, as DDP does, so "
-                "that less may be needed (flatout.plan(..., parallel='fsdp2') estimates one process)"
+                f"{found.where} shards the model; a plan assumes all of it in every process, as under "
+                "DDP, so less may be needed (flatout.plan(..., parallel='fsdp2') estimates one process)"
             )
     return None

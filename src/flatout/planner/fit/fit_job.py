@@ -39,7 +39,7 @@ class JobFit:
         if self.safe_batch_size != self.batch_size:
             lines.append(f"up to {self.safe_batch_size or 'n/a'} it never holds more than the margin")
         if self.caution is not None:
-            lines.append(f"the margin is not used up: {self.caution}")
+            lines.append(f"the margin is not fully used: {self.caution}")
         return "\n".join([*lines, "", str(self.estimate)])
 
 

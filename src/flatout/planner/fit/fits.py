@@ -110,7 +110,7 @@ def _is_number(text: str) -> bool:
 
 def _empty_device(device: Device, *, margin: float) -> Budget:
     assert device.memory_bytes is not None  # a simulated device is made from its memory
-    reason = "an empty GPU, since it is not here"
+    reason = "assumed empty, as it is not here"
     if device.datasheet is None and device.source is not None:
         reason += f": {device.source}"
     free = Decision(value=device.memory_bytes, reason=reason, source="datasheet")

@@ -172,7 +172,7 @@ class GroupSearch:
         assert current is not None
         yield current
         if timed is None and plain is not None:
-            reason = "largest batch without computing activations twice; not timed"
+            reason = "largest batch that recomputes no activations; not timed"
             yield plain.named(FASTEST, reason, source="assumed")
         safest = self._within(current, capacity_bytes=int(self.budget.usable_bytes * SAFEST_SHARE))
         if safest is not None:
@@ -412,7 +412,7 @@ def fit_evaluation(
             largest=None,
             suggested=None,
             peak=peak(training_batch),
-            reason="it has no size of its own and uses the batch of training",
+            reason="it has no size of its own and uses the training batch",
         )
     configured = max(stage.eval_batch for stage in stages)
     largest = least(

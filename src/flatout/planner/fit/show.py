@@ -166,7 +166,7 @@ def _recommendations(stages: tuple[StageMemory, ...], *, budget: Budget | None) 
     if not said:
         said += _larger_batch(stages)
     cautions = dict.fromkeys(stage.caution for stage in stages if stage.caution is not None)
-    said += [f"the margin is not used up: {why}" for why in cautions]
+    said += [f"the margin is not fully used: {why}" for why in cautions]
     return [*said, *device_notes([stage.settings for stage in stages], budget)]
 
 
@@ -199,5 +199,5 @@ def _larger_batch(stages: tuple[StageMemory, ...]) -> Iterator[str]:
     elif common > batch_size:
         how = f"none from {batch_size + 1} on divides the effective batch (--effective asks for another)"
     else:
-        how = "nothing is accumulated, so that only a larger effective batch would use it (--effective)"
+        how = "nothing is accumulated, so only a larger effective batch would use it (--effective)"
     yield f"a batch of {worst} fits {'in every stage' if len(stages) > 1 else 'here'}; {how}"

@@ -72,8 +72,8 @@ def reason_of(answer: Verdict, slowdown: Slowdown, *, tolerance: float) -> str:
     if answer == "slower":
         return f"{takes}, more than {1 + tolerance:g}"
     return (
-        f"{takes}, and {1 + tolerance:g} lies inside: {slowdown.num_pairs} pairs of runs show changes of "
-        f"{show_share(slowdown.smallest)} or more on this machine"
+        f"{takes}, and {1 + tolerance:g} lies within: {slowdown.num_pairs} pairs of runs can show changes "
+        f"of {show_share(slowdown.smallest)} or more on this machine"
     )
 
 

@@ -112,11 +112,11 @@ def check_against(saved: Path, command: Sequence[str], options: CheckOptions) ->
         now = side.count().counts
     found = changes(before, now)
     answer: Verdict = "ok"
-    reason = "its steps ask for no more than they did; times were not compared"
+    reason = "its counts did not grow; times were not compared"
     if now is None or before is None:
-        answer, reason = "cannot tell", "one of the two runs a profiler of its own: nothing was counted"
+        answer, reason = "cannot tell", "one of the two runs its own profiler, so nothing was counted"
     elif more := grown(found):
-        answer, reason = "slower", f"its steps ask for more: {'; '.join(more)}"
+        answer, reason = "slower", f"its counts grew: {'; '.join(more)}"
     return Checked(
         answer=answer,
         reason=reason,
@@ -144,7 +144,7 @@ def _hold_gain(saved: Path, command: Sequence[str], options: CheckOptions) -> Ch
         answer=judge_gain(gain, needed=needed),
         reason=f"the treatments gain {show_ratio(gain.ratio)} [{gain.low:.2f}, {gain.high:.2f}] here; "
         f"{show_ratio(proof.ratio)} [{proof.low:.2f}, {proof.high:.2f}] was proven, and "
-        f"{needed:.2f}× must be left",
+        f"{needed:.2f}× is required",
         base=str(saved),
         gain=gain,
         smallest=slowdown_of(gain).smallest,

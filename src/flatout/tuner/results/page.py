@@ -18,9 +18,9 @@ from flatout.tuner.verdict import LEAST_GAIN, Gain
 SLOW_START_S = 1.0
 COLOURS = {"kept": "good", "wrong numbers": "bad", "failed": "bad"}
 CLASSES = {
-    "exact": "batches, losses, gradients and parameters must be equal bit for bit",
-    "reordered": "sums in another order: errors against 64 bits and losses must be those of rounding",
-    "lossy": "other numbers: the late losses over paired seeds must not be worse",
+    "exact": "batches, losses, gradients and parameters must match bit for bit",
+    "reordered": "sums in another order: errors against 64 bits, and losses, may differ only by rounding",
+    "lossy": "other numbers: late losses over paired seeds must not be worse",
 }
 
 
@@ -85,7 +85,7 @@ def _before_and_after(done: Tuning) -> Html | None:
     start = done.job
     paid = ""
     if start is not None and start.pays_after is not None and start.extra_s > SLOW_START_S:
-        paid = f" Its start takes {show_seconds(start.extra_s)} more, paid after {start.pays_after} steps."
+        paid = f" Starting takes {show_seconds(start.extra_s)} more, earned back in {start.pays_after} steps."
     note = (
         "Seconds of one step. The gain is the ratio of runs that alternate; its 95 % interval is the line "
         f"over the second bar: {show_gain(total)}.{paid}"
@@ -106,15 +106,13 @@ def _bar(
 
 def _trials(done: Tuning) -> Html:
     if not done.tried:
-        return section(
-            "What was tried", tag("p", "Nothing: no treatment suits what was measured of the job.")
-        )
+        return section("What was tried", tag("p", "Nothing: no treatment matches what was measured."))
     measured = [each for each in done.tried if each.gain is not None and each.gain.num_pairs >= 2]
     rows = [
         (code(str(each)), each.safety, each.answer, show_gain(each.gain), f"{each.summary}: {each.reason}")
         for each in done.tried
     ]
-    listed = table(("treatment", "numbers", "answer", "gain", "what it does, and why this answer"), rows)
+    listed = table(("treatment", "numbers", "answer", "gain", "what it does, and the reason"), rows)
     note = (
         "A dot is how many times faster the step was, a line its 95 % interval over pairs of runs that "
         f"alternate. Kept is what lies above {LEAST_GAIN:g}× (dashed) with its whole interval, and computes "
@@ -148,8 +146,10 @@ def _numbers(done: Tuning) -> Html | None:
     if not kept:
         return None
     rows = [(code(each.name), each.safety, CLASSES.get(each.safety, ""), each.checked) for each in kept]
-    listed = table(("kept", "numbers", "what is asked of it", "what was found"), rows)
-    return section("Numbers", listed, note="What could not be compared is not kept.", anchor="numbers")
+    listed = table(("kept", "numbers", "requirement", "what was found"), rows)
+    return section(
+        "Numbers", listed, note="A treatment that could not be compared is not kept.", anchor="numbers"
+    )
 
 
 def _noise(done: Tuning) -> Html:
@@ -162,7 +162,7 @@ def _noise(done: Tuning) -> Html:
     if done.smallest_gain is not None:
         said += f" The smallest gain that such pairs can show here is {show_ratio(done.smallest_gain)}."
     if done.envelope is not None:
-        said += f" By themselves its losses vary by up to {done.envelope:.1e} of the loss."
+        said += f" On their own, its losses vary by up to {done.envelope:.1e} of the loss."
     return section("The job against itself", tag("p", said), anchor="noise")
 
 
@@ -178,7 +178,7 @@ def _diff(diff: str) -> Html | None:
         for line in diff.splitlines()
     ]
     whole = tag("div", tag("table", tag("tbody", *lines), class_="source"), class_="scroll")
-    return section("The change of the source", whole, anchor="diff")
+    return section("The change to the source", whole, anchor="diff")
 
 
 def _what_it_ran_on(done: Tuning) -> Iterator[tuple[str, str | None]]:

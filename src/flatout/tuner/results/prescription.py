@@ -107,7 +107,7 @@ def load_prescription(path: Path) -> Prescription:
     try:
         found = decode(Prescription, data)
     except WrongShape as error:
-        raise BadInput(f"{path}: {error}", hint="flatout tune SCRIPT writes it anew") from None
+        raise BadInput(f"{path}: {error}", hint="flatout tune SCRIPT writes it again") from None
     for dose in (*found.doses(), *found.patch_doses()):
         treatment_of(dose)
     return found

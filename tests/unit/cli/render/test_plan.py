@@ -78,7 +78,7 @@ def test_why_no_more_is_relied_on_is_shown(conf: Path) -> None:
     doubtful = plans.toy_maker(caveats=("its sizes depend on data",))
     fit = fit_config(conf, options, make_forecast=doubtful)
     text = " ".join(render_fit(fit, console=console(100)).split())
-    assert "; the margin is not used up: a margin of 95 % spares 5 %, and its sizes depend on data" in text
+    assert "; the margin is not fully used: a margin of 95 % spares 5 %, and its sizes depend on data" in text
 
 
 def test_measured_time_is_shown(conf: Path) -> None:
@@ -128,4 +128,4 @@ def test_the_chosen_batch_is_shown_for_every_stage(conf: Path) -> None:
 def test_evaluation_says_what_it_needs(conf: Path) -> None:
     text = " ".join(render_fit(fitted(conf), console=console()).split())
     assert "evaluation: batch 16 needs " in text
-    assert "it has no size of its own and uses the batch of training" in text
+    assert "it has no size of its own and uses the training batch" in text

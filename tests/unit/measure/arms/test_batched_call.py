@@ -177,7 +177,7 @@ def test_calls_that_cannot_be_one_are_refused(model: Model, backwards: Backwards
         (
             lambda: trained_one_by_one(model, backwards),
             place("one by one", "trained_one_by_one"),
-            "backward pass lies between",
+            "backward pass runs between",
         ),
         (lambda: of_many_shapes(model), place("many shapes", "of_many_shapes"), "differ in shape"),
     ]

@@ -34,7 +34,7 @@ def test_evidence_can_be_asked_for_at_any_moment(observer: Observer, tmp_path: P
     assert empty.job.torch == torch.__version__
     assert (empty.gpu, empty.job.device, empty.job.device_name) == (None, "cpu", None)
     assert empty.host.cores is not None and empty.host.cores <= (os.cpu_count() or 1)
-    assert empty.missing[-1] == "every pass after warm-up: the job ended before it was steady"
+    assert empty.missing[-1] == "every pass after warm-up: the job ended before its steps were steady"
 
     model = nn.Linear(2, 1, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -378,7 +378,7 @@ def test_steps_under_which_nothing_is_changed_are_measured_when_asked_for() -> N
     assert (same.kind, same.baseline) == ("same", "real") and same.num_blocks >= 3
     assert same.speedup_low < 1.3 and same.speedup_high > 0.77
     (fails,) = evidence.arms_not_run
-    assert fails.reason == "it could not begin: ValueError: no such block"
+    assert fails.reason == "it could not start: ValueError: no such block"
 
 
 def test_a_forked_process_is_not_observed(observer: Observer) -> None:

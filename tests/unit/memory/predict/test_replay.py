@@ -223,8 +223,8 @@ def test_the_first_difference_is_named(other: Trace, difference: str) -> None:
     for one, two in ((small(), other), (other, small())):
         with pytest.raises(StructureChanges) as raised:
             compare(one, two)
-        assert "allocates otherwise at batch_size=" in raised.value.message
-        assert raised.value.hint == "trace it at the sizes asked for"
+        assert "allocates differently at batch_size=" in raised.value.message
+        assert raised.value.hint == "trace it at the requested sizes"
     with pytest.raises(StructureChanges, match=difference):
         compare(small(), other)
 

@@ -143,7 +143,7 @@ def test_a_restarted_driver_is_connected_again_with_one_start_each() -> None:
     (sample,) = read(meter, clock, after_s=LONGEST_RETRY_S)
     assert sample.utilisation_share == 0.95
     assert meter.notes == [
-        "no GPU answers: the connection to the NVIDIA driver will be made again",
+        "no GPU answers; reconnecting to the NVIDIA driver",
         "the NVIDIA driver answers again",
     ]
 

@@ -285,8 +285,7 @@ def test_several_at_once_in_a_config_with_real_dirt() -> None:
     )
     (warning,) = done.warnings
     assert warning == (
-        "training.learning_rate is given 2 times in c; "
-        "the last one (line 12) counts and is the one that is changed"
+        "training.learning_rate is given 2 times in c; the last one (line 12) counts and is changed"
     )
 
 

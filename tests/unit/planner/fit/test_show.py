@@ -147,5 +147,5 @@ def test_why_only_the_safe_is_relied_on_is_said() -> None:
     forecast = ToyForecast(caveats=("its sizes depend on data",))
     found = overview(plans.settings(plans.stage(4, 16)), budget=budget, forecast=forecast)
     assert found.recommendations[-1] == (
-        "the margin is not used up: a margin of 100 % spares 0 %, and its sizes depend on data"
+        "the margin is not fully used: a margin of 100 % spares 0 %, and its sizes depend on data"
     )

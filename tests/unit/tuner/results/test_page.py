@@ -51,7 +51,7 @@ def test_the_page_tells_before_after_trials_reasons_and_the_machine() -> None:
         "20.0 ms", "13.3 ms", "1.50× [1.40, 1.60]",  # before, after, its interval
         "it gains less than 3 %", "&lt;b&gt;no&lt;/b&gt; compiler", "loss 3 is 0.7 instead of 0.8",
         "repeats bit for bit", "one launch", "1.50 µs", "for row in &lt;x&gt;",
-        "smallest gain that such pairs can show here is 1.04×", "paid after 1700 steps",
+        "smallest gain that such pairs can show here is 1.04×", "earned back in 1700 steps",
         "vary by up to 1.9e-07 of the loss",
     ):  # fmt: skip
         assert words in shown, words
@@ -67,5 +67,5 @@ def test_a_tuning_that_kept_nothing_says_so() -> None:
         prescription=Prescription(command=("t.py",), treatments=()),
     )
     shown = page(nothing)
-    assert "Nothing that was tried pays" in shown and "no treatment suits" in shown
+    assert "No treatment that was tried gains" in shown and "no treatment matches" in shown
     assert "differs from run to run" in shown and "Before and after" not in shown

@@ -150,7 +150,7 @@ class BatchStatements:
         made = making(suite, calling)
         exposed = frozenset().union(*(item.loads for item in calling if item in behind))
         carried = exposed & _computed(suite, calling)
-        half = f"the model is also given what an earlier step made ({', '.join(sorted(carried))})"
+        half = f"the model also takes what an earlier step made ({', '.join(sorted(carried))})"
         return suite, made, half if carried else None
 
     def _holds(self, suite: Suite, item: Item, lines: set[tuple[str, int]]) -> bool:
@@ -283,7 +283,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
 def making(suite: Suite, calling: Sequence[Item]) -> list[Item]:
     """The statements of a suite that make the batch."""
     if all(item.is_loop for item in calling):
-        raise NotMade("the model is called in a loop of its own, on what that loop makes")
+        raise NotMade("the model is called in a separate loop, on what that loop makes")
     computed = _computed(suite, calling)
     made = [
         item
@@ -292,7 +292,7 @@ def making(suite: Suite, calling: Sequence[Item]) -> list[Item]:
     ]
     passed_on = frozenset().union(*(item.stores for item in made)) if made else frozenset()
     if not any(item.loads & passed_on for item in calling if not item.is_loop):
-        raise NotMade("no statement of the training loop makes what the model is called with")
+        raise NotMade("no statement of the training loop makes the model's input")
     return sorted(made, key=lambda item: item.first_line)
 
 

@@ -75,7 +75,7 @@ class PaddedBatch:
         self.batch, self.arrays = batch, arrays_of(batch)
         rows = num_rows(batch)
         if rows is None or not all(isinstance(array, torch.Tensor) for array in self.arrays):
-            raise NotPadded("the batches hold other things than tensors with a row for each sample")
+            raise NotPadded("the batches hold more than tensors with one row per sample")
         if _has_lists(batch, rows):  # lengths, most likely: they would not fit other rows or shorter ones
             raise NotPadded("the batches hold a list with an entry for each sample")
         self.rows = rows
@@ -128,7 +128,7 @@ def trim(batches: list[PaddedBatch]) -> list[Any]:
     """Each batch cut to its longest row."""
     widths = [int(batch.ends.max()) for batch in batches]
     if all(width == batch.width for batch, width in zip(batches, widths, strict=True)):
-        raise NotPadded("every batch has a row that fills it, so there is nothing to cut off")
+        raise NotPadded("every batch has a row that fills it, so nothing can be cut off")
     return [batch.around(batch.arrays, width=width) for batch, width in zip(batches, widths, strict=True)]
 
 

@@ -323,7 +323,7 @@ def _refusal(function: Scope, run: list[ast.stmt], *, is_tail: bool, tree: ast.A
     if any(isinstance(node, ast.Return) for node in own) and not is_tail:
         return "it may return from the function"
     if any(_leaves_loop(statement) for statement in run):
-        return "it leaves or goes on with a loop around it"
+        return "it leaves or continues a loop around it"
     if any(isinstance(node, (ast.Delete, ast.Import, ast.ImportFrom)) for node in own):
         return "it imports or deletes names"
     if _uses_in(function).declared & _stored(run):

@@ -56,7 +56,7 @@ class FusedAttention(Arm):
 
     def step_end(self) -> None:
         if self._learning and not self._num_fused:
-            self.refusal = "the products of the script's attention could not be put off"
+            self.refusal = "the products of the script's attention could not be deferred"
         self._learning, self._number, self._num_fused = False, 0, 0
 
     def end(self) -> None:

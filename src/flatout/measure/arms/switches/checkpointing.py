@@ -63,7 +63,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
     if has_compiled():
         arm.refusal = COMPILED
     elif peak is None:
-        arm.refusal = "the peak of the memory was not measured"
+        arm.refusal = "peak memory was not measured"
     elif peak * (1 + num_parts) > ROOM * memory_bytes(context.device):
         arm.refusal = NEEDED
     yield arm

@@ -33,7 +33,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
             each, "persistent_workers", "True" if known else f"{source.code(workers)} > 0"
         )
     if not changes:
-        raise Refused("no DataLoader here has workers that are started anew for every epoch")
+        raise Refused("no DataLoader here starts its workers again for every epoch")
     return source.replaced(changes)
 
 

@@ -46,7 +46,7 @@ def install(patches: Patches, value: Value) -> None:
             for module in compiled:
                 module._compiled_call_impl = None
             compiled.clear()
-            print("flatout: compile is given up: shapes or values change too often", file=sys.stderr)
+            print("flatout: giving up on compile: shapes or values change too often", file=sys.stderr)
 
     on_first_call(patches, begin)
     around_steps(patches, after=after_step)

@@ -62,7 +62,7 @@ class _Switch:
 TREATMENT = Treatment(
     propose,
     install,
-    "collect garbage every so many steps, not in the middle of one",
+    "collect garbage every so many steps, between steps",
     safety="exact",
     switch=_Switch,
 )

@@ -190,7 +190,7 @@ def test_each_of_several_batches_in_a_step_is_kept(tmp_path: Path) -> None:
 def test_a_state_that_the_model_made_is_neither_kept_nor_halved(tmp_path: Path) -> None:
     job = Job(STATE, tmp_path)
     cached, half = job.arms()
-    assert half.refusal == "the model is also given what an earlier step made (state)"
+    assert half.refusal == "the model also takes what an earlier step made (state)"
     detached: list[int] = []
     job.run(cached, detach=lambda state: (detached.append(1), state.detach())[1])
     assert (job.num_batches, len(detached)) == (1, 6)
@@ -199,7 +199,7 @@ def test_a_state_that_the_model_made_is_neither_kept_nor_halved(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (WHOLE, "no statement of the training loop makes what the model is called with"),
+        (WHOLE, "no statement of the training loop makes the model's input"),
         (EPISODES, "the model is called in a loop of its own"),
     ],
 )

@@ -103,7 +103,7 @@ def test_other_products_stay_as_they_are_and_none_put_off_refuses() -> None:
     assert isinstance(torch.ones(2, 3, 3) @ torch.ones(2, 3, 3), torch.Tensor)
     arm.step_end()
     arm.end()
-    assert arm.refusal == "the products of the script's attention could not be put off"
+    assert arm.refusal == "the products of the script's attention could not be deferred"
 
 
 def test_it_is_proposed_for_attention_of_the_users_own(context: Any) -> None:

@@ -38,7 +38,7 @@ def test_functions_run_once_under_the_arm_and_twice_without_it(reentrant: bool) 
 
 
 @pytest.mark.parametrize(
-    ("peak", "refusal"), [(10, None), (20, NEEDED), (None, "the peak of the memory was not measured")]
+    ("peak", "refusal"), [(10, None), (20, NEEDED), (None, "peak memory was not measured")]
 )
 def test_memory_that_may_need_the_checkpoints_refuses_the_arm(
     context: Any, monkeypatch: pytest.MonkeyPatch, peak: int | None, refusal: str | None

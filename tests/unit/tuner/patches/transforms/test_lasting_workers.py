@@ -18,5 +18,5 @@ def test_workers_stay_where_there_are_any() -> None:
 
 @pytest.mark.parametrize("given", ["", ", num_workers=0", ", num_workers=2, persistent_workers=p", ", **kw"])
 def test_a_loader_without_workers_to_keep_is_refused(given: str) -> None:
-    with pytest.raises(Refused, match="started anew"):
+    with pytest.raises(Refused, match="starts its workers again"):
         PATCH.rewrite(Source(f"DataLoader(d{given})\n"), ())
