@@ -47,10 +47,14 @@ def tune_script(
     """
     from flatout.ground.script.command import check_command
     from flatout.hardware.ray_cluster import RayCluster
+    from flatout.measure.run.launch import writes_thrown_away
+    from flatout.tuner.treatment import read_dose
     from flatout.tuner.trial.journal import evidence_of, journal_path
     from flatout.tuner.tune import tune
 
     check_command(command, module=module)
+    for text in only:
+        read_dose(text)
     if read_launch().num_ranks > 1:
         raise BadInput("a tuning starts its processes itself", hint="flatout tune --ranks N train.py")
     if evidence is None and resume:
@@ -61,6 +65,8 @@ def tune_script(
         cluster = None if ray is None else stack.enter_context(RayCluster(ray))
         if cluster is not None:
             cluster.take(ranks)
+        if evidence is None:
+            stack.enter_context(writes_thrown_away())
         if evidence is None and cluster is not None:
             evidence = _diagnose_on(cluster, command, module=module, ranks=ranks, seconds=seconds)
         elif evidence is None and ranks > 1:
@@ -106,9 +112,11 @@ def _diagnose_there(command: Sequence[str], module: bool, ranks: int, seconds: f
     """Diagnose a script on the machine of this process."""
     import tempfile
 
-    if ranks > 1:
-        return load_evidence(_diagnose_ranks(command, module=module, ranks=ranks, seconds=seconds))
-    with tempfile.TemporaryDirectory(prefix="flatout-") as folder:
+    from flatout.measure.run.launch import writes_thrown_away
+
+    with writes_thrown_away(), tempfile.TemporaryDirectory(prefix="flatout-") as folder:
+        if ranks > 1:
+            return load_evidence(_diagnose_ranks(command, module=module, ranks=ranks, seconds=seconds))
         return diagnose_script(
             command,
             module=module,

@@ -74,9 +74,9 @@ def _run_trial(options: ChildOptions, trial: TrialOptions, at_start: Collection[
     from flatout.measure.run.lineage import end_with
 
     end_with(options.parent)
+    from flatout.measure.run.redirect import redirect_torch, redirect_writes
     from flatout.tuner.patches.serve import serve
     from flatout.tuner.trial.meter import Meter
-    from flatout.tuner.trial.redirect import redirect_torch, redirect_writes
 
     patches = Patches()
     serve({path: Path(text).read_text(encoding="utf-8") for path, text in options.texts.items()}, patches)

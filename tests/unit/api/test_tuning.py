@@ -22,3 +22,10 @@ def test_a_tuning_starts_its_ranks_itself(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(BadInput, match="starts its processes itself"):
         tune_script([str(script)])
+
+
+def test_an_unknown_treatment_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit('it ran')")
+    with pytest.raises(BadInput, match="no treatment 'lodaer-workers'") as raised:
+        tune_script([str(tmp_path / "train.py")], only=["lodaer-workers=2"])
+    assert raised.value.hint == "did you mean loader-workers?"

@@ -43,6 +43,7 @@ from flatout.measure.run.ranks.exchange import Exchange
 
 GRACE_S, AGAIN_S = 25.0, 2.5
 MARK = "FLATOUT_JOB"
+SCRATCH = "FLATOUT_SCRATCH"  # names the folder for what scripts write, where it is to be thrown away
 SCRIPTS_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 MOST_RETRIES = 3
 ITS_WORDS = "its last output is above"
@@ -52,6 +53,17 @@ def default_evidence_path(command: Sequence[str]) -> Path:
     stem = Path(command[0]).name.removesuffix(".py") if command else "job"  # a module has dots of its own
     when = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
     return home_folder() / f"{stem}-{when}.json"
+
+
+@contextlib.contextmanager
+def writes_thrown_away() -> Iterator[None]:
+    """Keep what jobs write that are started meanwhile, here or by torchrun, out of the user's folders."""
+    with tempfile.TemporaryDirectory(prefix="flatout-scratch-") as folder:
+        os.environ[SCRATCH] = folder
+        try:
+            yield
+        finally:
+            del os.environ[SCRATCH]
 
 
 def run_job(
@@ -76,6 +88,7 @@ def run_job(
         "seconds": seconds,
         "skipped": {},
         "parent": os.getpid(),
+        "scratch": os.environ.get(SCRATCH),
     }
     distributed = read_launch().num_ranks > 1
     exchange = Exchange(evidence_path)

@@ -25,10 +25,12 @@ from typing import Any, NoReturn
 from flatout.ground.script.main import after_import, run_as_main, show_error
 from flatout.measure.arms.arm import Arm
 from flatout.measure.evidence_file import save_evidence
+from flatout.measure.patches import Patches
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.lineage import ARM_FAILED, END, FAILED_ARM, NOT_WRITTEN, is_orphan
 from flatout.measure.run.observer import Observer, ObserverOptions
 from flatout.measure.run.ranks.agreement import keep_attempts_apart
+from flatout.measure.run.redirect import Mirror, redirect_torch, redirect_writes
 
 UNWIND_S = 20.0
 MOST_SWALLOWED = 3
@@ -54,6 +56,7 @@ class JobOptions:
     skipped: dict[str, str]  # arms under which the job failed before, and how
     progress_fd: int | None
     parent: int | None = None  # the launching process, with which the job ends
+    scratch: str | None = None  # the folder for what the script writes; None: where it says
 
 
 class Session:
@@ -83,12 +86,16 @@ class Session:
         self._pid = os.getpid()
         self._saving = threading.Lock()
         self._timer: threading.Timer | None = None
+        self._mirror: Mirror | None = None  # where what the script writes goes instead
         self._next_save_s = 0.0
 
     def run(self) -> int:
         """The exit code of the process: the script's own with `keep_running`, else 0 once saved."""
         self.observer.install_switches()
         self.observer.patches.replace(os, "_exit", self._exit_once_saved)
+        if self.options.scratch is not None:
+            own = Path(self.options.evidence_path).parent
+            self._mirror = redirect_writes(Patches(), Path(self.options.scratch), apart=[own])
         after_import("torch", self._watch_torch)
         signal.signal(END, self._asked_to_end)
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -153,6 +160,8 @@ class Session:
         self._leave(self._save(ending) or ARM_FAILED)
 
     def _watch_torch(self, _torch: ModuleType) -> None:
+        if self._mirror is not None:
+            redirect_torch(Patches(), self._mirror)
         if os.getpid() == self._pid:  # else one that the script forked
             self.observer.install()
             keep_attempts_apart(self.observer.patches)

@@ -8,5 +8,4 @@ variants   the job with one thing changed on purpose: seeds, the last bit, 64 bi
 counts     launches, waits, copies, memory of a few steps: what is the same on every machine
 journal    finished trials, for a tuning that was interrupted
 on_cluster trials as tasks on the nodes of a Ray cluster
-redirect   what the script writes goes to a folder that is thrown away
 """

@@ -205,3 +205,30 @@ def test_an_interrupt_that_an_import_swallowed_is_sent_again(
             process.kill()
         else:
             assert launch._wait_for_end(process, launch._Told()) != 0
+
+
+def test_what_a_job_writes_is_thrown_away_where_that_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "weights.pt").write_text("a week of training")
+    (tmp_path / "job.py").write_text(
+        """
+import torch
+
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(3):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+torch.save(model.state_dict(), "weights.pt")
+assert "weight" in torch.load("weights.pt")
+open("log.txt", "w").close()
+"""
+    )
+    with launch.writes_thrown_away():
+        evidence = run_job(["job.py"], tmp_path / "kept" / "e.json")
+    assert evidence.job.ended == "finished" and evidence.job.exit_code == 0
+    assert (tmp_path / "weights.pt").read_text() == "a week of training"
+    assert {path.name for path in tmp_path.iterdir()} == {"job.py", "weights.pt", "kept"}
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["e.json"]

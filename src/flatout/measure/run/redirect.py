@@ -1,4 +1,4 @@
-"""In a trial, what the script writes goes to a folder that is thrown away.
+"""Where a tuning runs a script, what that writes goes to a folder that is thrown away.
 
 A script saves checkpoints and logs where it always does; a trial of it must not overwrite those.  Files that
 Python or torch opens for writing are made in the scratch folder under the same path, and read from there
@@ -15,7 +15,7 @@ import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,9 @@ from flatout.measure.patches import Patches
 WRITING = set("wax+")
 
 
-def redirect_writes(patches: Patches, scratch: Path) -> Mirror:
-    """Send writes of this process and of its forked children to `scratch`."""
-    mirror = Mirror(scratch)
+def redirect_writes(patches: Patches, scratch: Path, *, apart: Sequence[Path] = ()) -> Mirror:
+    """Send writes of this process and of its forked children to `scratch`, but for those in `apart`."""
+    mirror = Mirror(scratch, apart)
     real_open, real_os_open, real_mkdir = builtins.open, os.open, os.mkdir
 
     def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -110,8 +110,9 @@ def _reading(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
 class Mirror:
     """Paths and where they are in the scratch folder."""
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, apart: Sequence[Path] = ()) -> None:
         self._scratch = os.path.realpath(scratch)
+        self._apart = tuple(os.path.join(os.path.realpath(folder), "") for folder in (scratch, *apart))
         temporary = os.path.realpath(tempfile.gettempdir())
         self._free = tuple(
             os.path.join(os.path.realpath(folder), "") for folder in (temporary, "/dev", "/proc")
@@ -123,7 +124,7 @@ class Mirror:
         """Whether a path may be written as it is."""
         whole = os.path.realpath(os.fsdecode(path))
         named = os.path.join(whole, "")
-        if named.startswith(os.path.join(self._scratch, "")):
+        if named.startswith(self._apart):
             return True
         if named.startswith(self._free) and not (self._here and named.startswith(self._here)):
             return True
