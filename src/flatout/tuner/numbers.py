@@ -7,17 +7,18 @@ has been judged already.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from flatout.tuner import verdict
 from flatout.tuner.treatment import Dose, Treatment, treatment_of
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.trials import Trials
+from flatout.tuner.trials import Run, Trials
 
 SEEDS = 8
 NUDGED = {"nudge": True}
+WITHOUT_DROPOUT = {"plain": True}
 FIXED = "fixed_samples"
 COMPILES = ("compile",)  # treatments whose code draws random numbers of its own
 
@@ -43,21 +44,29 @@ def _right(reason: str) -> Judgement:
     return Judgement(answer="right", reason=reason)
 
 
+def regroups(doses: Sequence[Dose]) -> bool:
+    """Whether a step's samples make other batches under these treatments."""
+    return any(treatment_of(dose).regroups for dose in doses)
+
+
 class Numbers:
     """Judges the numbers of one job's treatments."""
 
-    def __init__(self, trials: Trials, runs: Sequence[TrialResult], *, is_half: bool = False) -> None:
-        """`runs` are those of the job against itself."""
-        self.trials = trials
+    def __init__(
+        self, trials: Trials, runs: Sequence[TrialResult], *, is_half: bool = False, by_step: bool = False
+    ) -> None:
+        """`runs` are those of the job against itself; `by_step` they are compared without dropout."""
+        self.trials, self._is_by_step = trials, by_step
         self.plain = runs[0]
         self.reproducible = all(verdict.is_reproducible(self.plain, run) for run in runs[1:])
         self.begins_alike = all(verdict.repeats_first_step(self.plain, run) for run in runs[1:])
         self._is_half = is_half or any(each in verdict.HALF for each in self.plain.formats)
         self._lossy: tuple[Dose, ...] = ()  # of those that were kept
         self._others = list(runs[1:])
-        self._keep_nudged(trials.run([], **NUDGED))
+        self._keep_nudged(self._run_all([((), NUDGED)])[0])
         self._first: dict[str, tuple[Path, TrialResult]] = {}
         self._bases: dict[tuple[Dose, ...], TrialResult] = {}
+        self._by_step: Numbers | None = None  # for treatments that cut a step into other batches
 
     @property
     def envelope(self) -> float:
@@ -70,10 +79,22 @@ class Numbers:
 
     def judge(self, treatment: Treatment, kept: Sequence[Dose], dose: Dose) -> Judgement:
         """Compare the job under `kept` and `dose` with the job."""
+        if not self._is_by_step and regroups([*kept, dose]):
+            judged = self._numbers_by_step().judge(treatment, kept, dose)
+            return replace(judged, reason=f"without dropout, {judged.reason}") if judged.is_right else judged
         judged = self._judge(treatment, kept, dose)
         if treatment.redraws and judged.is_right and FIXED in self.trials.always:
             return _right(f"with the random numbers of each sample fixed: {judged.reason}")
         return judged
+
+    def _numbers_by_step(self) -> Numbers:
+        """The same job, compared by the sums of each step's losses: other batches draw other masks."""
+        if self._by_step is None:
+            runs = self.trials.run_all([((), WITHOUT_DROPOUT)] * 2)
+            self._by_step = Numbers(
+                self.trials, [verdict.by_step(run) for run in runs], is_half=self._is_half, by_step=True
+            )
+        return self._by_step
 
     def _judge(self, treatment: Treatment, kept: Sequence[Dose], dose: Dose) -> Judgement:
         if treatment.safety == "lossy":
@@ -143,7 +164,13 @@ class Numbers:
         return None if moves else verdict.reads_other_losses(self.plain, treated)
 
     def _run(self, doses: Sequence[Dose]) -> TrialResult:
-        return self.trials.run(doses, **self.changes_for(doses))
+        return self._run_all([(doses, self.changes_for(doses))])[0]
+
+    def _run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
+        if not self._is_by_step:
+            return self.trials.run_all(runs)
+        found = self.trials.run_all([(doses, {**changes, **WITHOUT_DROPOUT}) for doses, changes in runs])
+        return [verdict.by_step(run) for run in found]
 
     def changes_for(self, doses: Sequence[Dose]) -> dict[str, Any]:
         """Return what to change in a trial whose numbers are compared."""
@@ -160,7 +187,7 @@ class Numbers:
     def _refer_again(self) -> None:
         self._first, self._bases = {}, {}
         again = (self._lossy, self.changes_for(self._lossy))
-        self.plain, other, nudged = self.trials.run_all([again, again, (self._lossy, NUDGED)])
+        self.plain, other, nudged = self._run_all([again, again, (self._lossy, NUDGED)])
         self._others = [other]
         self.reproducible = verdict.is_reproducible(self.plain, self._others[0])
         self.begins_alike = verdict.repeats_first_step(self.plain, self._others[0])
@@ -195,7 +222,7 @@ class Numbers:
         paths = {name: self.trials.folder / f"{name}.safetensors" for name in asked}
         for path in paths.values():
             path.unlink(missing_ok=True)
-        runs = self.trials.run_all(
+        runs = self._run_all(
             [
                 (given, {"first_step": str(paths[name]), "plain": True, "double": double})
                 for name, (given, double) in asked.items()
@@ -207,8 +234,10 @@ class Numbers:
 
     def _judge_lossy(self, treatment: Treatment, kept: Sequence[Dose], doses: Sequence[Dose]) -> Judgement:
         """Compare the first step, then late losses over paired seeds until the answer is settled."""
-        if reason := self._steps_otherwise(kept, doses):
+        first = self._first_steps({"before": (kept, False), "lossy": (doses, False)})
+        if reason := _steps_otherwise(first):
             return _wrong(reason)
+        without_dropout = first["before"][1], first["lossy"][1]
         pairs: list[tuple[TrialResult, TrialResult]] = []
         asked = [((tuple(given), {"seed": seed}),) for seed in range(SEEDS) for given in (kept, doses)]
         self.trials.expect(str(doses[-1]), asked)
@@ -218,6 +247,8 @@ class Numbers:
             if not treatment.changes_batches and (reason := verdict.serves_other_batches(plain, treated)):
                 return _wrong(reason)
             if not treatment.moves_reads and (reason := verdict.reads_other_losses(plain, treated)):
+                return _wrong(reason)
+            if not pairs and (reason := verdict.drops_nothing((plain, treated), without_dropout)):
                 return _wrong(reason)
             pairs.append((plain, treated))
             change = verdict.loss_change(pairs)
@@ -236,15 +267,13 @@ class Numbers:
         num_at_once = max(1, self.trials.at_once // 2)
         for first in range(0, SEEDS, num_at_once):
             seeds = range(first, min(SEEDS, first + num_at_once))
-            runs = self.trials.run_all([(given, {"seed": seed}) for seed in seeds for given in (kept, doses)])
+            runs = self._run_all([(given, {"seed": seed}) for seed in seeds for given in (kept, doses)])
             yield from zip(runs[::2], runs[1::2], strict=True)
 
-    def _steps_otherwise(self, kept: Sequence[Dose], doses: Sequence[Dose]) -> str | None:
-        found = self._first_steps({"before": (kept, False), "lossy": (doses, False)})
-        for path, run in found.values():
-            if not path.exists():
-                return (
-                    f"the script {run.error}" if run.ended == "killed" else f"the script raised {run.error}"
-                )
-        (before, plain), (lossy, treated) = found.values()
-        return verdict.starts_otherwise(plain, treated) or verdict.steps_otherwise(before, lossy)
+
+def _steps_otherwise(found: dict[str, tuple[Path, TrialResult]]) -> str | None:
+    for path, run in found.values():
+        if not path.exists():
+            return f"the script {run.error}" if run.ended == "killed" else f"the script raised {run.error}"
+    (before, plain), (lossy, treated) = found.values()
+    return verdict.starts_otherwise(plain, treated) or verdict.steps_otherwise(before, lossy)

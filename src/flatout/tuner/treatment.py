@@ -11,6 +11,7 @@ all that it does, in a job that is under way.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import importlib
 import pkgutil
@@ -83,6 +84,7 @@ class Treatment:
     # made before the script starts, off; None where only a process of its own shows what it does
     switch: Callable[[Patches, Value], Switch] | None = None
     changes_batches: bool = False  # its batches are not the job's, and the losses judge that
+    regroups: bool = False  # a step's samples make other batches: its losses count as one
     redraws: bool = False  # a dataset that draws random numbers draws others
     moves_reads: bool = False  # the script reads its numbers at other times, and that is the point
 
@@ -129,8 +131,10 @@ def treatment_of(dose: Dose) -> Treatment:
 
     patch = all_patches().get(dose.name)
     if patch is None:
-        names = ", ".join([*known, *all_patches()])
-        raise BadInput(f"there is no treatment {dose.name!r}", hint=f"there are {names}")
+        names = [*known, *all_patches()]
+        near = difflib.get_close_matches(dose.name, names, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        raise BadInput(f"there is no treatment {dose.name!r}", hint=hint)
     return Treatment(
         name=patch.name,
         safety=patch.safety,

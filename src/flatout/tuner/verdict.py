@@ -33,6 +33,7 @@ ERROR_FACTOR, HALF_ERROR_FACTOR = 2.0, 3.0  # of the job's own error against 64 
 HALF = ("float16", "bfloat16")
 SAME_LOSS = 0.02  # of the first loss, by which a run in 64 bits may differ from the job
 ERROR_FLOOR = 1e-6  # relative: below it both are exact for our purposes
+DROPOUT_FACTOR = 10.0  # of that floor, from which on dropout is seen in a loss
 ENVELOPE_FACTOR = 10.0
 ENVELOPE_FLOOR = 1e-5  # of the loss
 LAST_SHARE = 0.25  # of the losses, which a lossy treatment is judged by
@@ -164,6 +165,15 @@ def failure(trial: TrialResult, *, like: TrialResult | None = None) -> str | Non
     if not all(map(math.isfinite, trial.losses)):
         return "a loss is not finite"
     return None if like is None else _works_otherwise(trial, like)
+
+
+def by_step(trial: TrialResult) -> TrialResult:
+    """The same trial with one loss for each step, the sum of those of its batches, and no batches."""
+    num_each, rest = divmod(len(trial.losses), max(1, trial.num_steps))
+    losses = trial.losses
+    if num_each and not rest:
+        losses = tuple(sum(losses[at : at + num_each]) for at in range(0, len(losses), num_each))
+    return replace(trial, losses=losses, batches={}, reads=())
 
 
 def _works_otherwise(trial: TrialResult, like: TrialResult) -> str | None:
@@ -298,6 +308,19 @@ def steps_otherwise(plain: Path, treated: Path) -> str | None:
     )
     if not abs(other - one) <= STEP_MARGIN * one:
         return f"the first step goes {other / max(one, 1e-300):.3g} times as far"
+    return None
+
+
+def drops_nothing(
+    runs: tuple[TrialResult, TrialResult], without_dropout: tuple[TrialResult, TrialResult]
+) -> str | None:
+    """Whether dropout changes the job's first loss and not that of the treated job: few losses show it."""
+    effects = [
+        abs(run.losses[0] - other.losses[0]) / max(abs(other.losses[0]), 1e-12)
+        for run, other in zip(runs, without_dropout, strict=True)
+    ]
+    if effects[0] > DROPOUT_FACTOR * ERROR_FLOOR and effects[1] < ERROR_FLOOR:
+        return f"dropout changes the job's first loss by {effects[0]:.1e}, and not that of the treated job"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flatout.measure.patches import Patches
 from flatout.testing.wrong_treatments import SAFETIES, Install, nothing
@@ -129,3 +130,41 @@ def test_a_crash_fails_and_is_not_taken_for_wrong_numbers(
 
 def test_the_envelope_is_what_a_last_bit_does(numbers: Numbers) -> None:
     assert 0 < numbers.envelope < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("divides", "normalises", "is_right"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+def test_larger_micro_batches_must_leave_each_step_as_it_is(
+    tmp_path: Path, given: dict[str, Treatment], divides: bool, normalises: bool, is_right: bool
+) -> None:
+    def job() -> None:
+        parser = argparse.ArgumentParser()
+        parser.add_argument("--batch-size", type=int, default=8)
+        parser.add_argument("--accumulate", type=int, default=2)
+        options = parser.parse_args([])
+        torch.manual_seed(0)
+        x = torch.randn(512, 8)
+        y = (x.sum(1) > 0).long()
+        norm = nn.BatchNorm1d(16) if normalises else nn.Dropout(0.2)
+        model = nn.Sequential(nn.Linear(8, 16), norm, nn.Tanh(), nn.Linear(16, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+        for _ in range(10):
+            loader = DataLoader(TensorDataset(x, y), batch_size=options.batch_size, shuffle=True)
+            for number, (a, b) in enumerate(loader, 1):
+                loss = nn.functional.cross_entropy(model(a), b)
+                (loss / options.accumulate if divides else loss).backward()
+                if number % options.accumulate == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    trials = LocalTrials(tmp_path, job)
+    numbers = Numbers(trials, [trials.run([]) for _ in range(2)])  # type: ignore[arg-type]
+    dose = Dose(name="larger-micro-batches", value="8x2=16x1")
+    judged = numbers.judge(given[dose.name], [], dose)
+    assert judged.is_right is is_right, judged
+    if is_right:
+        assert judged.reason.startswith("without dropout, gradients as near to 64 bits")
+        other = Dose(name="nothing", value=True)  # on top of it
+        given[other.name] = made(nothing, "exact")
+        assert "bit for bit" in numbers.judge(given[other.name], [dose], other).reason

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
 import io
 import re
@@ -363,6 +364,47 @@ def test_only_shuffled_batches_of_one_size_lose_their_last_one(patches: Patches)
 
 
 # Arithmetic
+
+
+def test_larger_micro_batches_are_offered_to_steps_of_several_batches_alike() -> None:
+    steps = tuple(replace(evidence().steps[0], num_batches=4, num_backwards=4) for _ in range(3))
+    offered = proposed(evidence(steps=steps), "parser.add_argument('--accumulate')")
+    assert offered["larger-micro-batches"] == ["8x4=32x1", "8x4=16x2"]
+    assert "larger-micro-batches" not in proposed(evidence(steps=steps))  # nothing names the number
+    uneven = (*steps, replace(steps[0], num_batches=1, num_backwards=1))
+    assert "larger-micro-batches" not in proposed(evidence(steps=uneven), "accumulate")
+    assert "larger-micro-batches" not in proposed(evidence(), "accumulate")
+
+
+def test_size_and_number_of_micro_batches_change_together_or_not_at_all(patches: Patches) -> None:
+    def parse(*more: str, **defaults: int) -> dict[str, Any]:
+        parser = argparse.ArgumentParser()
+        for name, value in {"batch-size": 8, "eval-batch-size": 8, "accum": 4, **defaults}.items():
+            parser.add_argument(f"--{name}", type=int, default=value)
+        return vars(parser.parse_args(more))
+
+    install([Dose(name="larger-micro-batches", value="8x4=16x2")], patches)
+    assert parse() == {"batch_size": 16, "eval_batch_size": 8, "accum": 2}
+    assert parse("--accum", "3") == {"batch_size": 8, "eval_batch_size": 8, "accum": 3}
+    assert parse(world_batch_size=8)["batch_size"] == 8  # which of them is meant?
+    patches.undo()
+    assert parse()["batch_size"] == 8
+
+
+def test_frameworks_that_accumulate_get_larger_micro_batches(patches: Patches, tmp_path: Path) -> None:
+    from accelerate import Accelerator
+    from transformers import TrainingArguments
+
+    install([Dose(name="larger-micro-batches", value="8x4=32x1")], patches)
+    data = TensorDataset(torch.arange(64))
+    assert DataLoader(data, batch_size=8).batch_size == 8  # made before anybody accumulates
+    arguments = TrainingArguments(output_dir=str(tmp_path), gradient_accumulation_steps=4, use_cpu=True)
+    assert (arguments.per_device_train_batch_size, arguments.gradient_accumulation_steps) == (32, 1)
+    other = TrainingArguments(output_dir=str(tmp_path), gradient_accumulation_steps=2, use_cpu=True)
+    assert (other.per_device_train_batch_size, other.gradient_accumulation_steps) == (8, 2)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    assert accelerator.gradient_accumulation_steps == 1
+    assert DataLoader(data, batch_size=8).batch_size == 32
 
 
 def test_the_gpu_decides_between_bf16_and_fp16() -> None:

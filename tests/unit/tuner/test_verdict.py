@@ -141,6 +141,21 @@ def test_losses_are_compared_from_the_first_on_whatever_the_warm_up() -> None:
     assert "loss 1" in str(verdict.leaves_the_envelope(plain, shifted, [plain]))
 
 
+def test_dropout_that_is_gone_shows_in_the_first_loss() -> None:
+    plain, without = trial(losses=(1.01,)), trial(losses=(1.0,))
+    assert verdict.drops_nothing((plain, trial(losses=(1.012,))), (without, trial(losses=(1.001,)))) is None
+    assert "dropout changes" in str(verdict.drops_nothing((plain, without), (without, without)))
+    assert verdict.drops_nothing((without, without), (without, without)) is None  # the job has none
+
+
+def test_losses_of_a_step_count_as_one() -> None:
+    parts = trial(losses=(0.5, 0.25, 0.75, 0.5), num_steps=2, batches={"1.1": "a"}, reads=(1.0,))
+    whole = verdict.by_step(parts)
+    assert (whole.losses, whole.batches, whole.reads) == ((0.75, 1.25), {}, ())
+    odd = trial(losses=(0.5, 0.25, 0.75), num_steps=2)  # nobody knows which belong together
+    assert verdict.by_step(odd).losses == odd.losses
+
+
 def test_another_batch_is_named() -> None:
     plain = trial(batches={"1.1": "a", "1.5": "b"})
     assert verdict.serves_other_batches(plain, trial(batches={"1.1": "a"})) is None
