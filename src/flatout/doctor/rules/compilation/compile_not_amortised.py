@@ -1,7 +1,7 @@
 """FO603 compile-not-amortised
 
 What it does
-Finds a job that compiles its model and gains nothing, or too little for the time that compiling takes.
+Finds a job that compiles its model and gains too little for the time that compiling takes.
 
 Why it costs
 Compiling takes seconds to minutes before the first step. It pays off if it shortens the step enough over

@@ -1,8 +1,8 @@
 """FO106 slow-samples
 
 What it does
-Finds the line of a dataset or collate function that takes most of a batch's time while the step waits. A
-sample that is decoded, tokenised or joined in Python is the usual case.
+Finds the line of a dataset or collate function that the step waits for most of the time. A sample that is
+decoded, tokenised or joined in Python is the usual case.
 
 Why it costs
 The device has nothing to do until the batch arrives. Workers share the work but do not reduce it: once

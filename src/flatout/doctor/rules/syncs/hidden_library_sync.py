@@ -1,7 +1,7 @@
 """FO222 hidden-library-sync
 
 What it does
-Finds library calls that make the host wait for the GPU internally, where your code does not show it.
+Finds library calls that make the host wait for the GPU where your code does not show it.
 
 Why it costs
 A distribution that validates its arguments, a metric that checks its input for NaN, an attention mask that
