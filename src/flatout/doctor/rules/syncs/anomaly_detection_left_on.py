@@ -42,7 +42,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     return RULE.proven(
         evidence,
         found.place,
-        "anomaly detection is on: every operation keeps a stack, and every gradient is searched for NaN",
+        "anomaly detection is on: every operation keeps a stack, and every gradient is checked to be finite",
         figures=("on in every backward pass that was counted",),
         fix="turn anomaly detection off unless you are debugging",
         safety="exact",
