@@ -13,6 +13,17 @@
 
 Names are resolved on first use: `import flatout` costs a training script nothing, and torch is imported
 by the verb that needs it.
+
+The rooms, each of which imports only from those below it:
+
+cli, api                                  commands, and the one function behind each
+adapters, evolution, steering, testing    the names that programs and plug-ins of your own import
+tuner, planner, monitor, engines          what makes, fits, watches and runs jobs
+doctor                                    from evidence to findings
+memory, multiplex, data                   bytes of a step; many variants in one batch; batches
+measure                                   a job that is run and watched
+hardware, page                            facts of devices; one look for every page and picture
+ground                                    errors, units, files: what every room stands on
 """
 
 from __future__ import annotations

@@ -138,13 +138,33 @@ def test_no_level_of_the_tree_lists_more_than_a_newcomer_can_take_in() -> None:
     assert {name: count for name, count in counts.items() if count > LONGEST_LEVEL} == {}
 
 
-def test_every_room_opens_with_a_map() -> None:
-    blind = []
-    for package, shown in levels():
-        said = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8")))
-        if shown and not (said and said != "A map of this room."):
-            blind.append(str(package.relative_to(ROOT)))
-    assert not blind
+# Rooms whose files are all of one kind, each found by being there.
+COLLECTIONS = ("doctor/rules/", "tuner/treatments/", "tuner/patches/transforms")
+
+
+def test_every_room_opens_with_a_map_that_names_all_that_is_in_it() -> None:
+    blind, stale = {}, {}
+    for package in sorted(path.parent for path in SOURCE.rglob("__init__.py")):
+        name = package.relative_to(SOURCE).as_posix()
+        said = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
+        entries = {path.stem for path in package.glob("[!_]*.py")}
+        entries |= {path.parent.name for path in package.glob("*/__init__.py")}
+        if name.startswith(COLLECTIONS):
+            assert said, name
+            continue
+        if unnamed := [entry for entry in sorted(entries) if not re.search(rf"\b{entry}\b", said)]:
+            blind[name] = unnamed
+        firsts = re.findall(r"^((?:[a-z_]+(?:\.py|/)?, )*[a-z_]+(?:\.py|/)?)  +\S", said, flags=re.MULTILINE)
+        named = {re.sub(r"\.py|/", "", each) for first in firsts for each in first.split(", ")}
+        if gone := sorted(named - entries - offered(package)):
+            stale[name] = gone
+    assert (blind, stale) == ({}, {})
+
+
+def offered(package: Path) -> set[str]:
+    """What a package offers by name beside its modules."""
+    module = importlib.import_module(".".join(("flatout", *package.relative_to(SOURCE).parts)))
+    return set(getattr(module, "__all__", ()))
 
 
 # Weight

@@ -8,6 +8,9 @@ DeviceDataset         batches gathered from RaggedArrays, on the host or wholly 
 prefetch              batches copied to the GPU ahead of their use
 choose_workers        the number of loader workers, measured
 ragged                sequences built from pieces of varying length, as one gather
+
+Behind them: batching, collate (padding, pad_rows, buffers), ragged_arrays (ragged_files), device_dataset
+(row_gather), ragged (pieces), prefetch and workers.
 """
 
 from __future__ import annotations

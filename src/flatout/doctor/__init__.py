@@ -4,6 +4,7 @@ finding.py     a cause with its place, its figures and its ceiling
 rule.py        the grammar of a rule;  rules/  one rule per file;  rules_page.py  their page in the docs
 ceilings.py    arms into ceilings, seconds into shares of the step;  lines.py  what one line of code costs
 causal_map.py  what the step would take without each block;  source_view.py  the same over the source
+loading.py     what is known of a loader: its slow lines, and how many workers could share its work
 outside.py     what happens between the steps, as a share of the job
 examine.py     every rule over one Evidence, findings ranked
 readings.py    the sentences that terminal and page share: what bounds the step, what an arm showed

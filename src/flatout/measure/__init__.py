@@ -3,6 +3,7 @@
 evidence, evidence_file   what was measured of one job, and the file that keeps it
 run/                      the job in a child process, its steps, the plan of a diagnosis, several ranks
 clock, phases             time per phase of a step, on the host's clock and on the GPU's
+arms/                     ways to run a step differently, each of which proves a cause
 loading/                  the data path: waits, workers, collates, ragged samples
 lines/                    which lines of the user's code create, read, copy, keep and call
 process/                  beside the steps: compilation, garbage, threads, how training itself goes

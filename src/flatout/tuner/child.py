@@ -74,7 +74,7 @@ def _run_trial(options: ChildOptions, trial: TrialOptions, at_start: Collection[
     from flatout.measure.run.lineage import end_with
 
     end_with(options.parent)
-    from flatout.measure.run.redirect import redirect_torch, redirect_writes
+    from flatout.measure.process.redirect import redirect_torch, redirect_writes
     from flatout.tuner.patches.serve import serve
     from flatout.tuner.trial.meter import Meter
 

@@ -3,7 +3,6 @@
 launch      start the job in a child process, and leave nothing of it behind
 child       the entry of that process
 lineage     parents and children: orphans, death signals, exit codes between the two
-redirect    what the script writes goes to a folder that is thrown away, where a tuning runs it
 session     run the script as `__main__` and end it when enough is known
 loop        the same for a loop given as a function, in this process
 observer    count the job's steps and give each instrument its own

@@ -26,11 +26,11 @@ from flatout.ground.script.main import after_import, run_as_main, show_error
 from flatout.measure.arms.arm import Arm
 from flatout.measure.evidence_file import save_evidence
 from flatout.measure.patches import Patches
+from flatout.measure.process.redirect import Mirror, redirect_torch, redirect_writes
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.lineage import ARM_FAILED, END, FAILED_ARM, NOT_WRITTEN, is_orphan
 from flatout.measure.run.observer import Observer, ObserverOptions
 from flatout.measure.run.ranks.agreement import keep_attempts_apart
-from flatout.measure.run.redirect import Mirror, redirect_torch, redirect_writes
 
 UNWIND_S = 20.0
 MOST_SWALLOWED = 3

@@ -9,5 +9,4 @@ norms          what is copied before it is normalised
 workspaces     blocks that a kernel holds beside its results: one rule per operation
 convolutions   the rules of cuDNN's convolutions
 formulas       block sizes that grow in steps
-target         compute capability and multiprocessors of a device
 """

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from flatout.measure.patches import Patches
-from flatout.measure.run.redirect import redirect_torch, redirect_writes
+from flatout.measure.process.redirect import redirect_torch, redirect_writes
 
 
 @pytest.fixture
