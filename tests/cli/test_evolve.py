@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +125,33 @@ def test_two_nodes_arrive_where_one_process_does(model: Path, whole: dict[str, A
     # Nothing but rewards travels: 16 members, 4 prompts and the number of tokens, in each epoch.
     assert json.loads(said)["sent_bytes"] == {"rewards": EPOCHS * (16 * 4 + 1) * 8}
     assert not list(out.glob(".*"))
+
+
+def test_two_tasks_of_srun_arrive_where_one_process_does(
+    model: Path, whole: dict[str, Any], tmp_path: Path
+) -> None:
+    """What srun tells its tasks, without srun: nothing else says who they are and where they meet."""
+    out = tmp_path / "run"
+    config = config_file(model, out)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    job = {"SLURM_JOB_ID": "77", "SLURM_NTASKS": "2", "SLURM_STEP_NODELIST": "localhost"}
+    job |= {"SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_LOCALID": "0", "MASTER_PORT": str(port)}
+    tasks = [
+        subprocess.Popen(
+            [warm().bin / "flatout", "evolve", str(config), "--json"],
+            env={**ENVIRONMENT, **job, "SLURM_PROCID": number, "SLURM_NODEID": number},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for number in "01"
+    ]
+    said = [task.communicate() for task in tasks]
+    assert [task.returncode for task in tasks] == [0, 0], said
+    assert same(last(out), whole)
+    assert set(json.loads(said[0][0])["sent_bytes"]) == {"rewards"}
 
 
 KILLED_ONCE = """

@@ -46,11 +46,14 @@ def test_a_task_runs_where_the_command_was_given_and_leaves_with_the_block(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     ray = FakeRay([(1, 0), (1, 0)]).install(monkeypatch)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    monkeypatch.chdir(copy)
     with RayCluster("auto") as cluster:
-        monkeypatch.chdir(tmp_path)
+        copy.rename(tmp_path / "before")  # as Ray does when it makes its copy of a job's folder anew
+        copy.mkdir()
         task = cluster.submit(os.getcwd)
-        monkeypatch.chdir("/")
-        assert cluster.result(task) == ("node-1", str(tmp_path))
+        assert cluster.result(task) == ("node-1", str(copy))
         bad = cluster.submit(int, "x")
         with pytest.raises(BadInput, match=r"a task on the Ray cluster failed: ValueError.*'x'"):
             cluster.result(bad)
