@@ -65,7 +65,7 @@ def test_a_job_that_nothing_makes_faster_is_told_so(capsys: pytest.CaptureFixtur
         step_s=0.1,
     )
     tune._show(done, Path("flatout.toml"))
-    assert "Nothing that was tried pays" in capsys.readouterr().out
+    assert "No treatment that was tried gains" in capsys.readouterr().out
 
 
 def checked(answer: str, **known: Any) -> Checked:

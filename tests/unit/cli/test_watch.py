@@ -153,7 +153,7 @@ def test_a_run_is_played_again_as_lines(runs: Path) -> None:
 def test_a_replay_needs_a_speed(runs: Path) -> None:
     kept_run(runs, story(seconds=3))
     for speed in ("0", "-1"):
-        assert f"a speed of {speed}" in refused("--replay", "train", "--speed", speed).message
+        assert f"--speed {speed}" in refused("--replay", "train", "--speed", speed).message
 
 
 def test_the_flags_are_these() -> None:

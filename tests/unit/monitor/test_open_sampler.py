@@ -140,5 +140,5 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_rate_out_of_range_is_refused() -> None:
-    with pytest.raises(BadInput, match="samples a second"), open_sampler(hz=1000):
+    with pytest.raises(BadInput, match="samples per second"), open_sampler(hz=1000):
         raise AssertionError("it must not begin")

@@ -204,7 +204,7 @@ def test_a_machine_without_a_driver_has_a_host_and_a_sentence(played: Played) ->
 
 @pytest.mark.parametrize("hz", [0.0, 0.05, 11.0, float("nan")])
 def test_a_rate_outside_the_bounds_is_refused(hz: float) -> None:
-    with pytest.raises(BadInput, match="samples a second"):
+    with pytest.raises(BadInput, match="samples per second"):
         Sampler(hz=hz)
 
 

@@ -47,7 +47,7 @@ def test_patches_that_the_file_does_not_have_are_said(
         said = announce_patches(made)
         assert len(said) == len(words) and all(map(str.startswith, said, words))
     Path("model.py").unlink()
-    assert "not the file that it was proven on" in announce_patches(made)[0]
+    assert "has changed since it was proven" in announce_patches(made)[0]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

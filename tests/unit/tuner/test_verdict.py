@@ -130,7 +130,7 @@ def test_exact_means_every_bit() -> None:
     unseen = trial(checked={})
     assert "nothing was verified" in str(verdict.differs_exactly(unseen, unseen))
     assert verdict.differs_at_first(plain, late) is None
-    assert "otherwise" in str(verdict.differs_at_first(plain, other))
+    assert "starts differently" in str(verdict.differs_at_first(plain, other))
 
 
 def test_losses_are_compared_from_the_first_on_whatever_the_warm_up() -> None:

@@ -108,7 +108,7 @@ def test_another_lr_of_integers_is_another_threshold() -> None:
     before = es.masters.threshold  # type: ignore[union-attr]
     es.lr = 0.01
     assert es.masters.threshold > before  # type: ignore[union-attr]
-    with pytest.raises(BadInput, match="stays the same in int8"):
+    with pytest.raises(BadInput, match="cannot change in int8"):
         es.sigma = 0.2
 
 

@@ -88,7 +88,7 @@ def test_a_mode_the_script_took_off_is_said(passes: Passes) -> None:
     passes.begin("count", "cpu")
     assert remove_mode(passes.sites)
     passes.end("count", [0.1])
-    assert "took the counting mode off" in passes.missing[0]
+    assert "removed the counting mode" in passes.missing[0]
 
 
 def test_a_process_forked_inside_a_pass_takes_the_modes_off(passes: Passes) -> None:

@@ -165,7 +165,7 @@ def test_an_optimizer_of_another_model_and_other_things_are_refused() -> None:
     stranger = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     with pytest.raises(BadInput, match="SGD holds none of the model's trainable parameters"):
         optimizer_maker(stranger, model=nn.Linear(1, 1))
-    with pytest.raises(BadInput, match="belongs to a model that exists already"):
+    with pytest.raises(BadInput, match="an existing optimizer belongs"):
         optimizer_maker(stranger, model=None)
     with pytest.raises(BadInput, match="the optimizer is str"):
         optimizer_maker("adamw", model=None)

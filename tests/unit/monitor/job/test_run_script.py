@@ -163,7 +163,7 @@ print("done")
     assert (code, out) == (0, "done\n"), err
     for name in ("HistoryWriter", "JsonLines"):
         assert err.count(f"flatout: {name} failed: ") == 1
-    assert "what is kept of it is not whole" in err
+    assert "its log is incomplete" in err
     assert "Traceback" not in err
 
 

@@ -448,7 +448,7 @@ def test_a_comment_that_names_the_old_value_is_pointed_out(line: str, speaks: bo
     text = f"{line}\nb: 16  # 16\n"
     edited = edit_scalars(parse_document(text, name="c", format="yaml"), {"a": 8})
     assert edited.text == text.replace("a: 16", "a: 8", 1)
-    assert edited.warnings == (("the comment beside a (c:1) speaks of 16",) if speaks else ())
+    assert edited.warnings == (("the comment beside a (c:1) mentions 16",) if speaks else ())
 
 
 def test_several_documents_and_toml_are_named(tmp_path: Path) -> None:

@@ -222,7 +222,7 @@ def test_evaluation_has_a_size_of_its_own() -> None:
     lowered = search(plans.stage(eval_batch_size=100_000)).evaluation
     assert (lowered.suggested, lowered.reason) == (kept.largest, "the configured size does not fit")
     shared = search(plans.stage()).evaluation
-    assert shared.suggested is None and "uses the batch of training" in shared.reason
+    assert shared.suggested is None and "uses the training batch" in shared.reason
 
 
 def test_evaluation_through_the_loader_of_training_bounds_the_batch() -> None:
@@ -401,7 +401,7 @@ def test_a_size_that_does_not_fit_is_lowered() -> None:
 def test_without_a_size_of_its_own_it_has_that_of_training() -> None:
     shared = fit(None)
     assert (shared.batch_size, shared.suggested, shared.largest) == (8, None, None)
-    assert "uses the batch of training" in shared.reason
+    assert "uses the training batch" in shared.reason
 
 
 def test_a_device_too_small_for_any_is_said() -> None:

@@ -204,10 +204,10 @@ def _end_for_the_user(settings: SearchSettings) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, RuntimeError, OSError) as error:  # a lock of Optuna's turns one into another
         if is_interrupt(error):
-            hint = f"every finished row is kept in {settings.out}; run it again to go on"
+            hint = f"every finished row is kept in {settings.out}; run it again to continue"
             raise Interrupted("interrupted", hint=hint) from None
         if refused := refused_by_disk(error):
-            when_full = "free some space and run it again to go on; every finished row is kept"
+            when_full = "free some space and run it again to continue; every finished row is kept"
             raise unwritable(hide_password(storage_of(settings)), refused, when_full=when_full) from None
         raise
 

@@ -107,7 +107,7 @@ def test_bad_input_is_named() -> None:
     model = bert()
     with pytest.raises(BadInput, match=r"near: .*query"):
         AdapterBank(model, [AdapterSpec(name="a", rank=4, targets=("qury",))])
-    with pytest.raises(BadInput, match="each its own name"):
+    with pytest.raises(BadInput, match="each with its own name"):
         AdapterBank(model, [*specs(), *specs()])
     with pytest.raises(BadInput, match=r"rank -1 is negative; dropout 1\.0"):
         AdapterSpec(name="a", rank=-1, dropout=1.0)

@@ -58,7 +58,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     path.write_text('{"prompt": "1"}\n')
     with pytest.raises(BadInput, match=r"sums\.jsonl:1: .*takes 'total'"):
         PromptFile(path=path, reward=near)  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match="not made of texts"):
+    with pytest.raises(BadInput, match="not a list of texts"):
         PromptFile(path=path, reward=ExactMatch(), stop=("",))
     with pytest.raises(BadInput, match="leaves no completion"):
         PromptFile(path=path, reward=ExactMatch(), max_new_tokens=0)

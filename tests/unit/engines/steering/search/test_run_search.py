@@ -231,7 +231,7 @@ def test_a_cluster_of_gpus_is_not_searched_on_its_cpus(
     FakeRay([(8, 0), (8, 4)]).install(monkeypatch)
     on_cpu = run_module.place_model(tiny / "model", device="cpu")
     monkeypatch.setattr(run_module, "place_model", lambda *_, **__: on_cpu)
-    with pytest.raises(BadInput, match=r"no GPU, and the nodes.*entrypoint-num-gpus 1"):
+    with pytest.raises(BadInput, match=r"no GPU, but the nodes.*entrypoint-num-gpus 1"):
         run_quietly(tiny_search(tiny, tmp_path / "run", ray="auto", device="auto"))
 
 

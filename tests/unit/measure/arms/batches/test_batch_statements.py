@@ -200,7 +200,7 @@ def test_a_state_that_the_model_made_is_neither_kept_nor_halved(tmp_path: Path) 
     ("source", "reason"),
     [
         (WHOLE, "no statement of the training loop makes the model's input"),
-        (EPISODES, "the model is called in a loop of its own"),
+        (EPISODES, "the model is called in a separate loop"),
     ],
 )
 def test_a_loop_that_makes_no_batch_is_refused_by_name(tmp_path: Path, source: str, reason: str) -> None:

@@ -29,13 +29,13 @@ def test_batches_are_served_again_whole_and_halved() -> None:
 
 def test_without_a_loader_the_statements_that_make_the_batch_are_looked_for() -> None:
     def find(_context: Any) -> Any:
-        raise NotMade("the model is called in a loop of its own")
+        raise NotMade("the model is called in a separate loop")
 
     made = context(None)
     made.batch_statements = SimpleNamespace(find=find)
     cached, half = kept_batches.propose(made)
     assert (cached.kind, half.kind) == ("cached", "half")
-    assert cached.refusal == "no DataLoader is trained on, and the model is called in a loop of its own"
+    assert cached.refusal == "no DataLoader is trained on, and the model is called in a separate loop"
 
 
 def test_batches_that_cannot_be_halved_give_the_arm_up() -> None:

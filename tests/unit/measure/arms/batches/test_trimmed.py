@@ -91,7 +91,7 @@ def test_batches_that_differ_in_width_are_sorted_together(
 @pytest.mark.parametrize(
     ("batch", "to", "reason"),
     [
-        (torch.arange(1, 49).reshape(3, 16), "longest", "nothing to cut off"),
+        (torch.arange(1, 49).reshape(3, 16), "longest", "nothing can be cut off"),
         (torch.arange(1, 49).reshape(3, 16), "similar", "equally long"),
         (torch.zeros(3, 16, 16), "longest", "no padded sequences"),
         (["a", "b"], "longest", "more than tensors"),
