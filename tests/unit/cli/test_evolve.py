@@ -116,7 +116,7 @@ def test_a_folder_with_something_in_it_is_left_alone(model: Path, tmp_path: Path
 
 def test_an_epoch_in_one_line() -> None:
     assert describe(EpochRecord(epoch=0)) == "epoch 0 · n/a"
-    assert "nothing to learn from" in describe(EpochRecord(epoch=1, statistics={"reward_std": 0.0}))
+    assert "nothing to learn" in describe(EpochRecord(epoch=1, statistics={"reward_std": 0.0}))
     whole = EpochRecord(
         epoch=7,
         epochs=40,

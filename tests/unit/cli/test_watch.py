@@ -54,7 +54,7 @@ def refused(*arguments: str) -> BadInput:
         (("--pid", "99999999"), "process 99999999 is not running"),
         (("--pid", "-5"), "process -5 is not running"),
         (("--replay", "absent"), "'absent' names no run"),
-        (("--once", "--hz", "100"), "100.0 samples a second"),
+        (("--once", "--hz", "100"), "100.0 samples per second"),
         (("--once", "--prometheus", "99999"), "port 99999"),
     ],
 )

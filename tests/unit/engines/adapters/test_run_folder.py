@@ -99,7 +99,7 @@ def test_a_phase_needs_the_ones_before_it_as_they_were(tmp_path: Path) -> None:
     keep(tmp_path, "phase1", finished=True, step=6)
     waiting, _ = run_folder.phases_to_run(config(tmp_path, phase2={"epochs": 3}), ("phase2",), resume=False)
     assert waiting == {"phase2": None}
-    with pytest.raises(BadInput, match=r"the run has tasks\.qa\.rank=16, and 4 is given"):
+    with pytest.raises(BadInput, match=r"the run has tasks\.qa\.rank=16, but 4 is given"):
         run_folder.phases_to_run(config(tmp_path, tasks={"qa": {"rank": 4}}), ("phase2",), resume=False)
 
 

@@ -83,7 +83,7 @@ def test_a_phase_that_goes_on_keeps_what_it_rests_on() -> None:
         return make_settings(given(**changes))
 
     check_resume(saved, changed(out="elsewhere", log_every=1, phase2={"epochs": 1}), phase="phase1")
-    with pytest.raises(BadInput, match=r"the run has phase1\.steps=1000, and 5 is given"):
+    with pytest.raises(BadInput, match=r"the run has phase1\.steps=1000, but 5 is given"):
         check_resume(saved, changed(phase1={"steps": 5}), phase="phase1")
     check_resume(saved, changed(phase1={"steps": 5}), phase="phase2")
     with pytest.raises(BadInput, match=r"tasks\.sentiment\.rank=4, and 8"):

@@ -175,7 +175,7 @@ def test_a_checkpoint_of_another_model_is_refused_and_kept(whole: Path, tmp_path
 
 def test_a_resume_with_other_settings_names_the_setting(model: Path, whole: Path) -> None:
     given = with_phase(tiny_settings(model, whole), "phase3", steps=5)
-    with pytest.raises(BadInput, match=r"the run has phase3\.steps=4, and 5 is given"):
+    with pytest.raises(BadInput, match=r"the run has phase3\.steps=4, but 5 is given"):
         verbs.adapt(given, resume=True)
 
 

@@ -84,7 +84,7 @@ def test_a_resumed_run_keeps_its_settings() -> None:
     saved = encode(make_settings({**LEAST, "sigma": 0.5, "epochs": 3}))
     assert resume_settings(saved, {"out": "evolution", "epochs": 9}).epochs == 9
     assert resume_settings(saved, {"sigma": 0.5}).sigma == 0.5
-    with pytest.raises(BadInput, match=r"the run has sigma=0\.5, and 0\.1 is given"):
+    with pytest.raises(BadInput, match=r"the run has sigma=0\.5, but 0\.1 is given"):
         resume_settings(saved, {"sigma": 0.1})
 
 

@@ -111,9 +111,9 @@ def test_a_resumed_run_may_change_what_is_free_and_nothing_else() -> None:
     saved = encode(make(sigma=0.5, out="here"))
     check_resume(saved, make(sigma=0.5, out="there"), free={"out"})
     check_resume({"model": "m"}, make(sigma=0.7), free=())  # saved before there was a sigma
-    with pytest.raises(BadInput, match=r"the run has sigma=0\.5, and 0\.7 is given .*omit it"):
+    with pytest.raises(BadInput, match=r"the run has sigma=0\.5, but 0\.7 is given .*omit it"):
         check_resume(saved, make(sigma=0.7), free={"out"})
-    with pytest.raises(BadInput, match=r"the run has phase\.steps=10, and 3 is given"):
+    with pytest.raises(BadInput, match=r"the run has phase\.steps=10, but 3 is given"):
         check_resume(saved, make(sigma=0.5, phase={"steps": 3}), free={"out"})
 
 

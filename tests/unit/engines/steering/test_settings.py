@@ -92,7 +92,7 @@ def test_a_run_keeps_its_settings_and_only_some_may_change(tmp_path: Path) -> No
     save_settings(first.folder, first)
     again = resume_settings({"out": out, "trials": 9})
     assert (again.trials, again.seed, again.model) == (9, 3, "m")
-    with pytest.raises(BadInput, match="has seed=3, and 4 is given"):
+    with pytest.raises(BadInput, match="has seed=3, but 4 is given"):
         resume_settings({"out": out, "seed": 4})
     assert set(FREE_TO_CHANGE) < {each.name for each in fields(SearchSettings)}
     assert make_settings(read_settings(tmp_path / "run")) == first

@@ -95,7 +95,7 @@ def test_clocks_are_held_down_when_the_driver_says_so(
     found = is_held_down(seconds(lambda second: Sample(time_s=float(second), gpus=(gpu,))))
     assert (found is None) == (word is None)
     if found is not None and word is not None:
-        assert f"GPU 3 is held down by its {word}" in found.sentence
+        assert f"GPU 3 is slowed by its {word}" in found.sentence
         assert any(word in line for line in found.evidence)
         assert any("87 °C" in line for line in found.evidence)
 

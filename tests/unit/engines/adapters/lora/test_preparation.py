@@ -64,5 +64,5 @@ def test_without_adapters_there_is_a_frame_alone() -> None:
 
 
 def test_a_block_of_an_adapter_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(BadInput, match="a block of adapter 3"):
+    with pytest.raises(BadInput, match="a block names adapter 3"):
         prepared(AdapterBank(bert(num_layers=1), specs()), num=4)

@@ -134,7 +134,7 @@ def test_another_models_checkpoint_is_refused(assembly: Any, tmp_path: Path) -> 
     run.save(finished=False)
     found = run.checkpoints.latest()
     other = opened(save_tiny(tmp_path / "other", seed=1), tmp_path / "run", log_every=2, checkpoint_every=3)
-    with other, pytest.raises(BadInput, match="belongs to another model"):
+    with other, pytest.raises(BadInput, match="belongs to a model other"):
         PhaseRun(
             other,
             phase="phase1",

@@ -365,7 +365,7 @@ def test_what_cannot_be_resumed_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="has no checkpoint to resume"):
         evolve({"out": str(tmp_path / "absent"), "epochs": 2}, resume=True)
     other = save_tiny(tmp_path / "other", seed=5)
-    with pytest.raises(BadInput, match="belongs to another model"):
+    with pytest.raises(BadInput, match="belongs to a model other"):
         evolve({"out": str(out), "model": str(other), "epochs": 2}, resume=True)
 
 
