@@ -123,5 +123,5 @@ def test_what_cannot_be_loaded_is_named_with_its_package(
 ) -> None:
     install(tmp_path, "first = no_such_module_here\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(BadInput, match=r"extra-package adds 'first' to .*\(mend or uninstall extra-package"):
+    with pytest.raises(BadInput, match=r"extra-package adds 'first' to .*\(fix or uninstall extra-package"):
         load_plugins("flatout.test_group")

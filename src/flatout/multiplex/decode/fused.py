@@ -91,7 +91,7 @@ def why_not(
         return "a head with a bias or capped logits"
     width = decoder.blocks[0].attention.head_width
     if width & (width - 1) or width < 32:
-        return f"heads of width {width}: a power of two from 32 is needed"
+        return f"heads of width {width}: a power of two of at least 32 is needed"
     for block in decoder.blocks:
         reason = _block_obstacle(block)
         if reason is not None:

@@ -327,7 +327,7 @@ def choose_mode(mode: Mode, *, device: torch.device, obstacle: str | None = None
     if obstacle is None:
         return Decision(
             value="fused",
-            reason="the kernels between the products carry the variants, and one graph replays the step",
+            reason="kernels between the products apply the variants, and one graph replays the step",
             source="measured",
         )
     return Decision(

@@ -81,7 +81,7 @@ def choose_path(
     if device.type != "cuda":
         return Decision(
             value="loop",
-            reason="a CPU is bound by arithmetic, and a loop does the least",
+            reason="arithmetic limits a CPU, and a loop does the least of it",
             source="measured",
         )
     columns = rank * (1 + max(one.variant for one in ranges) - min(one.variant for one in ranges))
@@ -92,7 +92,7 @@ def choose_path(
     if columns <= DENSE_RANKS:
         return Decision(
             value="dense",
-            reason=f"{columns} columns of factors are bound by the bytes of the activations",
+            reason=f"{columns} columns of factors are limited by the bytes of the activations",
             source="computed",
         )
     if grouped_mm is None:
@@ -100,7 +100,7 @@ def choose_path(
     if grouped_mm and rank % 8 == 0 and _ascending(ranges):
         return Decision(
             value="grouped",
-            reason=f"{columns} columns of factors are bound by arithmetic",
+            reason=f"{columns} columns of factors are limited by arithmetic",
             source="computed",
         )
     return Decision(value="dense", reason="this device has no grouped products", source="computed")

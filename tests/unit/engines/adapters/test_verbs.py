@@ -114,7 +114,7 @@ def test_an_interrupted_phase_goes_on_bit_for_bit(
     assert stopped is not None and not stopped.state.finished and stopped.state.step < stopped.state.steps
     notes: list[str] = []
     verbs.adapt(given, resume=True, on_progress=notes.append)
-    assert any(note.startswith(f"{phase}: going on after step {stopped.state.step}") for note in notes)
+    assert any(note.startswith(f"{phase}: continuing after step {stopped.state.step}") for note in notes)
     for each in PHASES:
         assert same(weights(out, each), weights(whole, each)), each
         assert same(weights(out, each, BEST), weights(whole, each, BEST)), each
@@ -395,7 +395,7 @@ def test_an_export_leaves_the_adapters_of_another_run_alone(model: Path, whole: 
     files = {path: path.read_bytes() for path in to.rglob("*") if path.is_file()}
     for tasks in (None, ["translation"]):
         with pytest.raises(
-            BadInput, match=r"peft/sentiment holds an adapter of .*other \(take another --to, "
+            BadInput, match=r"peft/sentiment holds an adapter of .*other \(choose another --to, "
         ):
             verbs.adapt_export(whole, to=to, tasks=tasks)
     with pytest.raises(BadInput, match=r"peft/sentiment holds an adapter of .*other"):

@@ -110,7 +110,7 @@ def _scores(evaluation: Evaluation) -> Html:
     if evaluation.best_single is not None:
         note += f" Single: all rows under the adapter of {evaluation.best_single}, the best on average."
     if evaluation.heads_only is not None:
-        note += " Heads-only: a run whose encoder stayed as it was and trained heads alone."
+        note += " Heads-only: a run that left the encoder unchanged and trained only heads."
     return section(
         "Scores",
         inline(score_dots(evaluation)),
@@ -169,7 +169,7 @@ def _routing(evaluation: Evaluation) -> Iterator[Html]:
         anchor="confusion",
     )
     yield section(
-        "Whether to believe it",
+        "Can its confidence be trusted?",
         tag("div", inline(confidence_bars(quality)), inline(reliability(quality)), class_="panels"),
         note=_confidence_note(quality),
         anchor="confidence",
@@ -218,7 +218,7 @@ def _transfer(evaluation: Evaluation) -> Html | None:
 def _shown(evaluation: Evaluation) -> Html | None:
     if not evaluation.shown:
         return None
-    note = "The first rows of each task as they stand in its data; long texts are cut."
+    note = "The first rows of each task in its data; long texts are cut."
     rows = [_shown_row(row) for row in evaluation.shown]
     return section("What it answers", tag("p", note, class_="note"), *rows, anchor="answers")
 

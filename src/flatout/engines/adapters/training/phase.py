@@ -118,7 +118,7 @@ class PhaseRun:
         self.best = found.tensors(BEST)
         self.step, self.progress, self._elapsed_s = state.step, dict(state.progress), state.elapsed_s
         self._kept_at = state.step
-        self.on_progress(f"{self.phase}: going on after step {state.step} of {self.steps}")
+        self.on_progress(f"{self.phase}: continuing after step {state.step} of {self.steps}")
 
     def _check_all_judged(self, found: PhaseCheckpoint) -> None:
         """BadInput where a phase was judged on its first rows: scores on other rows do not compare."""

@@ -200,7 +200,7 @@ class Answers:
             if self._decoder.device.type == "cuda":
                 torch.cuda.empty_cache()
             self.schedule = schedule.halved(self.schedule)
-            self._on_progress(f"out of memory with {rows} rows at once: going on with {self.schedule.rows}")
+            self._on_progress(f"out of memory with {rows} rows at once: continuing with {self.schedule.rows}")
 
     def _prompts(self, *, epoch: int, count: int) -> list[Prompt]:
         return ask_prompts(self._task, "train", epoch=epoch, count=count, seed=self._settings.seed)

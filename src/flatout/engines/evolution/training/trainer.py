@@ -106,7 +106,7 @@ def evolve(
         resume=resume,
     )
     chosen, found = open_run(given, out, resume=resume, first=meeting.first)
-    meeting.agree("the epoch to go on from", 0 if found is None else found.state.epoch)
+    meeting.agree("the epoch to resume from", 0 if found is None else found.state.epoch)
     with Ranks.join(chosen.device, meeting=meeting) as ranks:
         chosen = dataclasses.replace(chosen, out=str(out))
         tell = (on_event, on_progress) if ranks.first else (ignore, ignore)
@@ -340,7 +340,7 @@ class Trainer:
         done, asked = found.state.epoch, self.settings.epochs
         more = "nothing is left to train; --epochs asks for more"
         self._on_progress(
-            f"going on after epoch {done} of {asked}" if done < asked else f"epoch {done} is done: {more}"
+            f"continuing after epoch {done} of {asked}" if done < asked else f"epoch {done} is done: {more}"
         )
 
     def _save(self, log: RunLog[EpochRecord]) -> None:

@@ -97,7 +97,7 @@ def _map(record: StudyRecord) -> Html | None:
     )
     note = (
         f"The best {record.score_name} of each cell; colour is the distance from {against} "
-        f"({show_score(baseline)}). Pruned trials stand with the questions they were asked. Strength is in "
+        f"({show_score(baseline)}). Pruned trials count with the questions they were asked. Strength is in "
         "units of the layer's mean residual norm. Outlined: the winner."
     )
     return section(

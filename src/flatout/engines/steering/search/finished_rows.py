@@ -64,7 +64,7 @@ class RowLog:
         line = {name: value for name, value in encode(row).items() if name != "text" or value is not None}
         with open(self._path, "ab", buffering=0) as file:
             content = (json.dumps(line) + "\n").encode()
-            append_whole(file, content, when_full="free some space and go on; no row is lost")
+            append_whole(file, content, when_full="free some space and continue; no row is lost")
 
 
 def _read(path: Path) -> list[FinishedRow]:

@@ -50,7 +50,7 @@ class SearchWorker:
             if held.is_of_another_model(loaded.model, fingerprint=self._recipe["model"])
         ]
         if strange:
-            on_progress(f"the vectors of {', '.join(strange)} were fitted on other weights than this model's")
+            on_progress(f"the vectors of {', '.join(strange)} were fitted on weights other than this model's")
 
     def make_engine(self, *, rows: int | None = None) -> TrialEngine:
         """Make what runs the rows of all trials, as many at a time as the device takes."""
@@ -58,7 +58,7 @@ class SearchWorker:
         devices = {parameter.device for parameter in model.parameters()}
         on_gpu = any(device.type == "cuda" for device in devices)
         slots = rows or self.settings.rows or (GPU_ROWS if on_gpu else CPU_ROWS)
-        reason = f"it lies on {len(devices)} devices"
+        reason = f"it is on {len(devices)} devices"
         if len(devices) == 1:
             prompts = [question.prompt for question in (*self.split.search, *self.split.fresh)]
             longest = max(map(len, encode_prompts(prompts, self.loaded.tokenizer)))

@@ -99,7 +99,9 @@ class Crew:
             del self._running[0]
         for one in ended:
             if one.code:
-                self._on_progress(f"worker {one.name} ended: {one.reason}; what it was running is taken over")
+                self._on_progress(
+                    f"worker {one.name} ended: {one.reason}; another worker takes over its trials"
+                )
         return ended
 
     def _stop(self) -> None:

@@ -113,7 +113,7 @@ def _shard(by_room: Sequence[GpuRoom], *, weights_bytes: int, workers: int | Non
     whole = [group for group in groups if sum(gpu.usable_bytes for gpu in group) >= weights_bytes]
     reason = (
         f"weights of {show_bytes(weights_bytes)} do not fit in the {show_bytes(by_room[0].usable_bytes)} "
-        f"that the roomiest GPU offers; {size} together hold them, and run one after the other"
+        f"that the roomiest GPU offers; {size} together hold them, and run one after another"
     )
     placement = Placement(replicas=tuple(whole[: workers or len(whole)]))
     return Decision(value=placement, reason=reason, source="computed")

@@ -12,7 +12,7 @@ from tests.support.page import Elements
 TITLES = (
     "Scores",
     "Where rows go",
-    "Whether to believe it",
+    "Can its confidence be trusted?",
     "Load and entropy",
     "Under another task&#x27;s adapter",
     "What it answers",

@@ -136,7 +136,7 @@ def test_a_run_without_enough_memory_goes_on_with_fewer_rows_to_the_same_weights
         patched.setattr(generator.Generator, "__init__", too_small)
         evolve(tiny_settings(model, less), on_progress=notes.append)
         told = [note for note in notes if "out of memory" in note]
-        assert len(told) == 2 and "with 16 rows at once: going on with 8" in told[0]
+        assert len(told) == 2 and "with 16 rows at once: continuing with 8" in told[0]
         assert same(tensors(whole, 4), tensors(less, 4))
         state = json.loads((less / "checkpoints" / "epoch-000004" / "state.json").read_text())
         assert state["rows"] == 4  # a run that resumes does not try again what did not fit

@@ -192,7 +192,7 @@ def test_what_a_killed_worker_left_open_is_taken_over(
 
     settings = resume_settings(tiny_search(tiny, out, workers=2))
     record = run_search(settings, on_progress=said.append, on_event=on_event)
-    assert "worker 1 ended: killed by SIGKILL; what it was running is taken over" in said
+    assert "worker 1 ended: killed by SIGKILL; another worker takes over its trials" in said
     assert "taking over what 1 left open" in said
     rows = rows_of(out)
     assert len(rows["1"]) > 7, "its open trials were not finished under its name"

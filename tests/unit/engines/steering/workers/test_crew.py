@@ -61,7 +61,7 @@ def test_one_that_is_killed_is_told_of_and_the_rest_count() -> None:
     code = "import os, sys\nif sys.argv[1] == 'dies': os.kill(os.getpid(), 9)"
     ended, said = run(code, plans("dies", "lives"))
     assert [one.code for one in ended] == [-9, 0]
-    assert "worker 0 ended: killed by SIGKILL; what it was running is taken over" in said
+    assert "worker 0 ended: killed by SIGKILL; another worker takes over its trials" in said
 
 
 WAITING = "import sys, threading\nprint('waiting', file=sys.stderr, flush=True)\nthreading.Event().wait()"
