@@ -66,6 +66,6 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Findin
         f"{calls} rows are indexed here per step, one by one{whose}: {show_share(share)} of the step",
         figures=figures,
         share=share,
-        fix="take all rows with one index or gather; where a loop must stay, unbind the tensor before it",
+        fix="index or gather all rows at once; if a loop must stay, unbind the tensor before it",
         safety="reordered" if line.requires_grad else "exact",
     )
