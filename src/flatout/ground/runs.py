@@ -39,6 +39,10 @@ VARIABLE_OF_RUNS = "FLATOUT_RUNS"
 HOME = ".flatout"
 RUN_FILE = "run.json"
 CHANNEL_FILE = "job.channel"  # of a watched run: what the job reports at present
+LAST_WORDS = ".last"  # SIGTERM.last: empty, until that ends the script
+HEARD = ("SIGTERM", "SIGHUP")
+CRASH = "crash"  # crash.last begins with a line that names it
+UNHEARD = "killed, as by SIGKILL or by the kernel when memory runs out"
 LONGEST_NAME = 40
 LONGEST_END = 300
 INTERRUPTED = 130
@@ -50,7 +54,8 @@ PRIVATE = 0o700  # what a run holds is its owner's
 REDACTED = "***"
 # A name with a whole word for a secret: --api-key, HF_TOKEN, trainer.password, but not --max-tokens.
 _SECRET_NAME = (
-    r"(?:[\w.-]*[-_.])?(?:api[-_]?key|key|token|secret|password|passwd|passphrase|credentials?|auth)"
+    r"(?:[\w.-]*[-_.])?(?:api[-_]?keys?|key|token|secret|password|passwd|passphrase|pass|pwd|credentials?"
+    r"|auth|bearer)"
 )
 _SECRET_OPTION = re.compile(rf"-{{1,2}}{_SECRET_NAME}", re.IGNORECASE)
 _SECRET_VALUE = rf"""((?<![\w.-]){_SECRET_NAME}["']?\s*[=:]\s*["']?)[^\s"'&,;}}]+"""
@@ -87,7 +92,7 @@ class Run:
     launcher: int | str | None = None  # the launcher's name for the job, or its process: one for all restarts
     exit_code: int | None = None  # of a watched script, where it is known
     host: str | None = None  # the machine; its processes are known there alone
-    end: str | None = None  # finished, interrupted, or the error; None: it is running, died, or did not say
+    end: str | None = None  # finished, interrupted, the error or signal; None: it is running, or did not say
 
 
 def runs_folder() -> Path:
@@ -264,13 +269,15 @@ def _line(error: BaseException) -> str:
 
 
 def show_state(run: Run) -> str:
-    """Describe the state of a run: running, died, interrupted, finished, or failed and why.
+    """Describe the state of a run: running, interrupted, finished, or died or failed and why.
 
     A run whose end is not known has just ended.
     """
     state = state_of(run)
-    if state != "ended" or run.end is None:
+    if state == "running" or run.end is None:
         return state
+    if state == "died":
+        return f"died: {run.end}"
     return run.end if run.end in ("finished", "interrupted") else f"failed: {run.end}"
 
 
@@ -302,7 +309,22 @@ def read_run(folder: Path) -> Run:
     times = [time_s for time_s in (run.started_s, run.ended_s, run.process_started_s) if time_s is not None]
     if not 0 < run.pid <= HIGHEST_PID or not all(0 <= time_s < LATEST_S for time_s in times):
         raise BadInput(f"{path} is damaged: process {run.pid} at {times} seconds since 1970")
-    return run
+    return run if state_of(run) != "died" else replace(run, end=_read_last_words(folder))
+
+
+def _read_last_words(folder: Path) -> str | None:
+    """What ended a script before it could say so; None where nothing listened."""
+    found = None
+    for name in (CRASH, *HEARD):
+        try:
+            words = read_regular(folder / f"{name}{LAST_WORDS}", most_bytes=LARGEST_RUN_FILE)
+        except OSError:
+            continue
+        if words:
+            first = words.decode(errors="replace").splitlines()[0]
+            return first.removeprefix("Fatal Python error: ")[:LONGEST_END] if name == CRASH else name
+        found = UNHEARD
+    return found
 
 
 def _refuse_constant(word: str) -> NoReturn:

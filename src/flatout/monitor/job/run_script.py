@@ -27,6 +27,7 @@ from flatout.ground.errors import FlatoutError
 from flatout.ground.runs import end_of
 from flatout.ground.script.main import after_import, run_as_main, show_error, start_command
 from flatout.ground.torchrun import read_launch
+from flatout.monitor.job.last_words import LastWords
 from flatout.monitor.sinks.choice import SinkChoice, open_sinks
 
 MODULE = "flatout.monitor.job.run_script"
@@ -120,6 +121,8 @@ def begin(
     if run is None:
         return None
     run.num_open += 1  # the script's own `with` does not end it
+    with contextlib.suppress(OSError):
+        stack.callback(LastWords(run.folder).close)
     atexit.register(_end, run, stack)
 
     def on_torch(torch: ModuleType) -> None:
