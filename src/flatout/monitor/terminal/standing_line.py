@@ -165,8 +165,8 @@ class StandingLine:
     def _give_back(self, owner: Any, name: str, stand_in: Any) -> None:
         if name == "_lock":
             owner.set_lock(stand_in.own)
-        elif owner is builtins:
-            builtins.input = stand_in.own
+        elif owner in (builtins, termios):
+            setattr(owner, name, stand_in.own)
         else:
             del owner.__dict__[name]
 
@@ -245,6 +245,7 @@ class StandingLine:
             for name in ("readline", "read"):
                 self._hear_reads(sys.stdin, name, getattr(sys.stdin, name))
             self._hear_reads(builtins, "input", builtins.input)
+            self._hear_modes()
         tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
         lock = getattr(tqdm, "__dict__", {}).get("_lock")  # is made with the first bar
         if tqdm is not None and lock is not None and not any(lock is ours for _, _, ours in self._hooks):
@@ -287,6 +288,25 @@ class StandingLine:
         read.own = own  # type: ignore[attr-defined]
         owner.__dict__[name] = read
         self._hooks.append((owner, name, read))
+
+    def _hear_modes(self) -> None:
+        """Get out of the way before a mode is set: who asks for a password writes to the terminal itself."""
+        if self._is_hooked(termios, "tcsetattr"):
+            return
+        own = termios.tcsetattr
+
+        def set_mode(*arguments: Any) -> None:
+            if os.getpid() != self._pid:
+                own(*arguments)
+                return
+            with self._lock:
+                self._wipe()
+                self._asked_s = -math.inf
+                own(*arguments)
+
+        set_mode.own = own  # type: ignore[attr-defined]
+        termios.tcsetattr = set_mode
+        self._hooks.append((termios, "tcsetattr", set_mode))
 
     def _hear_writes(self, stream: TextIO | None) -> None:
         """Stand in for the `write` of a terminal; leave alone a stream that takes no attribute."""

@@ -165,6 +165,27 @@ def test_a_terminal_without_echo_or_of_another_job_is_taken() -> None:
     os.close(user)
 
 
+def test_a_password_is_asked_for_on_a_row_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who asks for one sets the mode of the terminal, then writes the prompt past every stream of Python."""
+    user, program = os.openpty()
+    own = termios.tcsetattr
+    with os.fdopen(program, "w") as stream, os.fdopen(os.dup(program)) as typed:
+        monkeypatch.setattr(sys, "stdin", typed)
+        line = StandingLine()
+        line.show(stream, LINE)
+        mode = termios.tcgetattr(program)
+        silent = [*mode]
+        silent[3] &= ~termios.ECHO
+        termios.tcsetattr(program, termios.TCSANOW, silent)
+        os.write(program, b"Password: ")
+        line.show(stream, LINE)
+        assert Screen().feed(os.read(user, 1000).decode()) == ["Password:"]
+        termios.tcsetattr(program, termios.TCSANOW, mode)
+        line.close()
+        assert termios.tcsetattr is own
+    os.close(user)
+
+
 @pytest.mark.parametrize(
     ("texts", "is_free", "is_redrawn"),
     [
