@@ -119,11 +119,25 @@ def _update(parts: Parts, recipe: Recipe) -> None:
 
 
 def _run_without_gradients(parts: Parts, job: Job, recipe: Recipe, batch: Any, *, device: str) -> None:
+    if recipe.mode == "evaluate":
+        _evaluate(parts, job, recipe, batch, device=device)
+        return
     with torch.no_grad(), autocast(recipe, device=device):
-        if recipe.mode == "evaluate":
+        _generate(parts.model, batch, new_tokens=recipe.new_tokens)
+
+
+def _evaluate(parts: Parts, job: Job, recipe: Recipe, batch: Any, *, device: str) -> None:
+    """Compute the loss without gradients; one that itself differentiates (a penalty, forces) needs them."""
+    try:
+        with torch.no_grad(), autocast(recipe, device=device):
             job.loss(parts.model, batch)
-        else:
-            _generate(parts.model, batch, new_tokens=recipe.new_tokens)
+    except RuntimeError as error:
+        if "does not require grad" not in str(error):
+            raise
+    else:
+        return
+    with autocast(recipe, device=device):
+        job.loss(parts.model, batch)
 
 
 def _generate(model: nn.Module, batch: Any, *, new_tokens: int) -> None:

@@ -237,8 +237,6 @@ def _heading(found: MemoryEstimate) -> list[str]:
     lines.append(f"process    {show_bytes(found.process_bytes):>9}  {context if found.context_bytes else ''}")
     if found.native:
         lines.append("traced natively: PyTorch chose the kernels, for the GPU of this machine")
-    if found.guesses:
-        lines.append(f"guessed, because they depend on data: {len(found.guesses)} sizes or values")
     return [line.rstrip() for line in (*lines, *(f"note: {note}" for note in found.notes))]
 
 

@@ -26,7 +26,7 @@ from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.predict.allocator import Simulation, simulate
 from flatout.memory.predict.estimate import MemoryEstimate, estimate
 from flatout.memory.predict.largest_batch import LOOKED_BELOW, MAX_BATCH, CapSearch, longest
-from flatout.memory.predict.notes import LEANS
+from flatout.memory.predict.notes import LEANS, notes_on_guesses
 from flatout.memory.predict.repeat_steps import repeated
 from flatout.memory.predict.replay import SizedTrace, sized
 from flatout.memory.predict.samples import BATCH
@@ -266,7 +266,8 @@ class Forecaster(TracedSteps):
     @property
     def notes(self) -> tuple[str, ...]:
         """What the answers so far lean on, each as a sentence."""
-        return tuple(sentence for lean, sentence in LEANS.items() if lean in self.leans_on)
+        leaning = (sentence for lean, sentence in LEANS.items() if lean in self.leans_on)
+        return (*leaning, *notes_on_guesses(self.guesses))
 
     def of_stage(self, name: str) -> Forecaster:
         """The forecast of one stage: a stage may train another model."""

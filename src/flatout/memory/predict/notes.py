@@ -6,13 +6,14 @@ it was read off one GPU with one release of cuDNN, and another may choose otherw
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator
 
 from flatout.hardware.device import Device
 from flatout.hardware.matching import all_datasheets
 from flatout.memory.cuda.formulas import ASSUMED_MULTIPROCESSORS
 from flatout.memory.trace.make_trace import multiprocessors_of
-from flatout.memory.trace.record import Lean, Trace
+from flatout.memory.trace.record import Guess, Lean, Trace
 
 MEASURED_WITH = "cuDNN 9.19 on an H200"
 CUDA_RULES = "the rules of CUDA and its libraries were used, which ROCm need not follow"
@@ -36,7 +37,15 @@ def is_not_cuda(device: Device | None) -> bool:
 
 def notes_of(trace: Trace, device: Device | None) -> tuple[str, ...]:
     """Everything that an estimate from this trace leans on."""
-    return (*(LEANS[lean] for lean in trace.leans_on), *notes_on_device(device))
+    leaning = (LEANS[lean] for lean in trace.leans_on)
+    return (*leaning, *notes_on_guesses(trace.guesses), *notes_on_device(device))
+
+
+def notes_on_guesses(guesses: Collection[Guess]) -> Iterator[str]:
+    """One sentence for each answer that was given in the place of data."""
+    for answer, number in sorted(Counter(guess.answer for guess in guesses).items()):
+        places = "one place" if number == 1 else f"{number} places"
+        yield f"guessed, because it depends on data, in {places}: {answer}"
 
 
 def notes_on_device(device: Device | None) -> Iterator[str]:

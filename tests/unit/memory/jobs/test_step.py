@@ -142,3 +142,26 @@ def test_generation_asks_for_the_given_number_of_tokens() -> None:
     assert asked == {"min_new_tokens": 7, "max_new_tokens": 7, "do_sample": False, "grad": False}
     with pytest.raises(BadInput, match="generate"):
         stepped(mlp_job(), Recipe(mode="generate"))
+
+
+def test_a_loss_that_differentiates_is_evaluated_with_gradients_on() -> None:
+    def penalty(model: nn.Module, batch: Tensor) -> Tensor:
+        given = batch.clone().requires_grad_()
+        (slope,) = torch.autograd.grad(model(given).sum(), given, create_graph=True)
+        return slope.square().sum()
+
+    model, phases = stepped(mlp_job(loss=penalty), Recipe(mode="evaluate"))
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert phases == ["forward"]
+
+
+def test_another_error_of_an_evaluation_is_not_tried_again() -> None:
+    calls: list[bool] = []
+
+    def fail(model: nn.Module, batch: Tensor) -> Tensor:
+        calls.append(torch.is_grad_enabled())
+        raise RuntimeError("shapes do not match")
+
+    with pytest.raises(RuntimeError, match="shapes do not match"):
+        stepped(mlp_job(loss=fail), Recipe(mode="evaluate"))
+    assert calls == [False]

@@ -115,7 +115,7 @@ def test_it_reads_as_a_table() -> None:
     assert all(line == line.rstrip() for line in lines)
 
 
-def test_guesses_are_counted() -> None:
+def test_guesses_are_said() -> None:
     guess = Guess(op="aten.nonzero.default", module="experts", answer="all of them")
     trace = layered_step()
     with_guess = Trace(
@@ -125,7 +125,7 @@ def test_guesses_are_counted() -> None:
         marks=trace.marks,
         guesses=(guess,),
     )
-    assert "depend on data: 1 sizes or values" in str(estimate(with_guess))
+    assert "guessed, because it depends on data, in one place: all of them" in str(estimate(with_guess))
 
 
 def test_json_is_versioned_and_plain() -> None:

@@ -6,7 +6,7 @@ import dataclasses
 
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.predict.notes import LEANS, is_not_cuda, notes_of
-from flatout.memory.trace.record import Lean
+from flatout.memory.trace.record import Guess, Lean
 from tests.support.memory import layered_step
 
 
@@ -23,6 +23,16 @@ def test_an_assumed_number_of_multiprocessors_is_said() -> None:
     assert "132" in note and "24GB" in note
     leaning = dataclasses.replace(trace, leans_on=("convolutions",))
     assert notes_of(leaning, None) == (LEANS["convolutions"],)
+
+
+def test_every_kind_of_guess_is_said_once_with_its_places() -> None:
+    evenly = [Guess(op="topk", module=name, answer="every choice equally often") for name in "ab"]
+    largest = Guess(op="nonzero", module=None, answer="every element taken as true")
+    trace = dataclasses.replace(layered_step(), guesses=(*evenly, largest))
+    assert notes_of(trace, None) == (
+        "guessed, because it depends on data, in 2 places: every choice equally often",
+        "guessed, because it depends on data, in one place: every element taken as true",
+    )
 
 
 def test_only_other_vendors_have_no_cuda() -> None:
