@@ -265,8 +265,8 @@ def _unknown_of(window: Window) -> Verdict:
     job, mean = window.job, window.mean
     if job is None:
         return _unknown(
-            "where the steps of the job spend their time",
-            action="iterate over flatout.watch(loader), or start the job with flatout watch --run",
+            "no job here reports its steps",
+            action="start one with flatout watch --run train.py, or iterate over flatout.watch(loader)",
         )
     if job.phases is None:
         return _unknown(
@@ -274,14 +274,14 @@ def _unknown_of(window: Window) -> Verdict:
             action="iterate over flatout.watch(loader), so that waits for data are seen",
         )
     if mean.gpus and window.gpu is None:
-        return _unknown("which GPU the job computes on, or the GPU does not answer", action="see the notes")
+        return _unknown("the job's GPU is not known, or does not answer", action="see the notes")
     if window.gpu is None:
         return _unknown(
-            f"the job does not wait for its loader, but {_show_cores(window)}",
+            f"the job does not wait for its loader; {_show_cores(window)}",
             action=f"see what it waits for with py-spy dump --pid {job.pid}",
         )
     reason = window.gpu.missing.get("utilisation_share", "not told")
-    return _unknown(f"whether the GPU is busy: {reason}", action="run flatout diagnose")
+    return _unknown(f"the GPU does not tell how busy it is: {reason}", action="run flatout diagnose")
 
 
 def _unknown(missing: str, *, action: str) -> Verdict:

@@ -26,6 +26,7 @@ from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, WINDOW_S, judge, st
 MACHINE = "machine"
 MOST_LISTED = 200
 SENT = ("pid", "rank", "world_size", "host", "started_s", "ended_s")  # of a run, where they are known
+LONGEST_COMMAND = 200
 END_BYTES = 2**17  # of a log: some two minutes
 MOST_READ = 8  # logs at one look
 
@@ -71,6 +72,10 @@ class Entry:
             if (value := getattr(self.glance, name)) is not None:
                 known[name] = value
         known |= {} if self.node is None else {"node": self.node}
+        if (
+            self.run is not None and self.run.command
+        ):  # without the interpreter, which is long and says little
+            known["command"] = " ".join(self.run.command[1:])[:LONGEST_COMMAND]
         return {"key": self.key, "name": self.name, "state": self.state, "ending": self.ending, **known}
 
 

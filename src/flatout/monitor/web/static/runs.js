@@ -9,6 +9,7 @@ export class RunTable {
     this.body = node.querySelector("tbody");
     this.search = node.querySelector("input");
     this.search.addEventListener("input", () => this.draw());
+    node.addEventListener("toggle", () => node.open && this.search.focus());
   }
 
   take({ runs, most }) {
@@ -21,7 +22,7 @@ export class RunTable {
 
   draw() {
     const words = this.search.value.toLowerCase().split(/\s+/).filter((word) => word !== "");
-    const isFound = (entry) => words.every((word) => [entry.name, entry.key, entry.ending, BOUNDS[entry.bound] ?? ""].join(" ").toLowerCase().includes(word));
+    const isFound = (entry) => words.every((word) => [entry.name, entry.key, entry.command ?? "", entry.ending, BOUNDS[entry.bound] ?? ""].join(" ").toLowerCase().includes(word));
     const found = this.entries.filter(isFound);
     const focused = this.body.contains(document.activeElement) ? [document.activeElement.closest("tr").dataset.key, document.activeElement.className] : null;
     this.body.replaceChildren(...found.map((entry) => this.row(entry)));
@@ -44,10 +45,11 @@ export class RunTable {
     name.addEventListener("click", () => this.open(entry.key));
     const end_s = entry.ended_s ?? entry.last_s;
     const lasted = entry.started_s === undefined || end_s === undefined ? "" : format.duration(end_s - entry.started_s);
+    const [state, ...reason] = entry.ending.split(": ");
     const cells = [
-      make("td", entry.ending.split(":")[0], `state ${entry.state} ${entry.ending.startsWith("failed") ? "failed" : ""}`),
-      make("td", entry.bound === undefined ? "" : (BOUNDS[entry.bound] ?? entry.bound), "verdict-of"),
-      make("td", entry.loss === undefined ? "" : format.plain(entry.loss), "number-of"),
+      make("td", state, `state ${entry.state} ${state}`),
+      make("td", BOUNDS[entry.bound] ?? entry.bound ?? format.UNKNOWN, "verdict-of"),
+      make("td", format.plain(entry.loss), "number-of"),
       make("td", entry.started_s === undefined ? "" : format.day(entry.started_s), "when"),
       make("td", lasted, "when"),
     ];
@@ -57,8 +59,10 @@ export class RunTable {
     const num = this.entries.filter(({ key }) => this.isShown(key)).length;
     beside.disabled = isShown ? num === 1 : num >= this.most;
     beside.addEventListener("click", () => this.toggle(entry.key, !isShown));
+    if (reason.length > 0) cells[0].append(make("small", reason.join(": "), "reason"));
     const first = make("td");
     first.append(name);
+    if (entry.command) first.append(make("small", entry.command, "command"));
     const last = make("td");
     last.append(beside);
     row.append(first, ...cells, last);
