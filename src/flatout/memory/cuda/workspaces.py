@@ -138,13 +138,13 @@ class Workspaces:
         rule = self._rules.get(func)
         return () if rule is None else rule(args, kwargs)
 
-    def lasting(self, func: Any, *, in_backward: bool) -> tuple[int, ...]:
+    def lasting(self, func: Any, args: Any, *, in_backward: bool) -> tuple[int, ...]:
         """Blocks that the library takes with this operation and keeps."""
         if func not in PRODUCTS:
             return ()
         thread = "backward" if in_backward else "forward"
         wanted = {thread: self._product_bytes}
-        if func in BIASED_PRODUCTS:
+        if func in BIASED_PRODUCTS and _is_biased_in_one(*args[:3]):
             wanted[f"epilogue, {thread}"] = EPILOGUE_BYTES
         fresh = tuple(num_bytes for name, num_bytes in wanted.items() if name not in self._taken)
         self._taken.update(wanted)
@@ -173,6 +173,11 @@ class Workspaces:
         blocks = Formula("block sums", (*counts, weight.dtype.itemsize, self.num_multiprocessors))
         total = Formula("sums of blocks", (*counts, self.num_multiprocessors))
         return ((*(blocks for wanted in mask[1:] if wanted), total),)
+
+
+def _is_biased_in_one(bias: Tensor, _: Tensor, weight: Tensor) -> bool:
+    """Whether cuBLASLt adds the bias: PyTorch asks it where neither side of the weight is one."""
+    return bias.dim() == 1 and bool(weight.shape[0] > 1) and bool(weight.shape[1] > 1)
 
 
 def _attention_backward(func: Any) -> Rule:

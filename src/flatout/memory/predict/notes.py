@@ -6,7 +6,6 @@ it was read off one GPU with one release of cuDNN, and another may choose otherw
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator
 
 from flatout.hardware.device import Device
@@ -15,6 +14,7 @@ from flatout.memory.cuda.formulas import ASSUMED_MULTIPROCESSORS
 from flatout.memory.trace.make_trace import multiprocessors_of
 from flatout.memory.trace.record import Guess, Lean, Trace
 
+MOST_NAMED = 3  # places of a guess
 MEASURED_WITH = "cuDNN 9.19 on an H200"
 CUDA_RULES = "the rules of CUDA and its libraries were used, which ROCm need not follow"
 LEANS: dict[Lean, str] = {
@@ -43,9 +43,12 @@ def notes_of(trace: Trace, device: Device | None) -> tuple[str, ...]:
 
 def notes_on_guesses(guesses: Collection[Guess]) -> Iterator[str]:
     """One sentence for each answer that was given in the place of data."""
-    for answer, number in sorted(Counter(guess.answer for guess in guesses).items()):
-        places = "one place" if number == 1 else f"{number} places"
-        yield f"guessed, because it depends on data, in {places}: {answer}"
+    places: dict[str, dict[str, None]] = {}
+    for guess in guesses:
+        places.setdefault(guess.answer, {})[guess.module or guess.op] = None
+    for answer, found in sorted(places.items()):
+        more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+        yield f"guessed, because it depends on data ({', '.join(sorted(found)[:MOST_NAMED])}{more}): {answer}"
 
 
 def notes_on_device(device: Device | None) -> Iterator[str]:

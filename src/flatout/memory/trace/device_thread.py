@@ -75,6 +75,10 @@ def _make_nodes(count: int) -> int:
 
 def _within(contexts: list[Any], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     with ExitStack() as stack:
+        # Autograd's own thread takes autocast over without entering it: the outermost exit would forget
+        # which weights are cast already, for all threads.
+        torch.autocast_increment_nesting()
+        stack.callback(torch.autocast_decrement_nesting)
         for context in contexts:
             stack.enter_context(context)
         return function(*args, **kwargs)

@@ -170,7 +170,7 @@ class Tracer(TorchDispatchMode):
                     self._hold(after.pop(0), name)
         self.events.extend(~number for number in copies)
         if self.phase != "setup":
-            for num_bytes in self.workspaces.lasting(func, in_backward=_in_backward()):
+            for num_bytes in self.workspaces.lasting(func, args, in_backward=_in_backward()):
                 self._birth(num_bytes, "cuBLAS", "workspaces")
         for group in after:
             self._hold(group, name)

@@ -122,7 +122,7 @@ def test_the_weight_of_a_layer_norm_of_many_rows_is_summed_by_blocks(
 def test_an_affine_grid_writes_its_places_out_and_takes_a_product() -> None:
     args = (meta(4, 2, 3, dtype=torch.float32), [4, 3, 16, 8], False)
     assert Workspaces().before(aten.affine_grid_generator.default, args, {}) == ((4 * 16 * 8 * 3 * 4,),)
-    assert Workspaces().lasting(aten.affine_grid_generator.default, in_backward=False) == (32 * MIB,)
+    assert Workspaces().lasting(aten.affine_grid_generator.default, (), in_backward=False) == (32 * MIB,)
 
 
 def test_a_roll_goes_along_one_dimension_at_a_time() -> None:
@@ -177,7 +177,18 @@ def test_each_attention_has_its_own_accumulators(func: Any) -> None:
 
 def test_other_operations_take_nothing() -> None:
     assert Workspaces().of(aten.add.Tensor, (meta(4), meta(4)), {}) == ()
-    assert Workspaces().lasting(aten.add.Tensor, in_backward=False) == ()
+    assert Workspaces().lasting(aten.add.Tensor, (), in_backward=False) == ()
+
+
+def linear(num_out: int) -> tuple[Tensor, ...]:
+    """The arguments of a layer's product: bias, input, weight."""
+    return meta(num_out), meta(2, 8), meta(8, num_out)
+
+
+def test_a_bias_of_one_number_is_added_without_a_block_for_it() -> None:
+    spaces = Workspaces()
+    assert spaces.lasting(aten.addmm.default, linear(1), in_backward=False) == (32 * MIB,)
+    assert spaces.lasting(aten.addmm.default, linear(2), in_backward=False) == (MIB,)
 
 
 @pytest.mark.parametrize(
@@ -188,11 +199,11 @@ def test_products_take_a_block_once_for_each_direction(
     capability: tuple[int, int] | None, num_bytes: int
 ) -> None:
     spaces = Workspaces(compute_capability=capability)
-    assert spaces.lasting(aten.mm.default, in_backward=False) == (num_bytes,)
-    assert spaces.lasting(aten.bmm.default, in_backward=False) == ()
-    assert spaces.lasting(aten.addmm.default, in_backward=True) == (num_bytes, MIB)
-    assert spaces.lasting(aten.addmm.default, in_backward=False) == (MIB,)
-    assert spaces.lasting(aten.addmm.default, in_backward=True) == ()
+    assert spaces.lasting(aten.mm.default, (), in_backward=False) == (num_bytes,)
+    assert spaces.lasting(aten.bmm.default, (), in_backward=False) == ()
+    assert spaces.lasting(aten.addmm.default, linear(4), in_backward=True) == (num_bytes, MIB)
+    assert spaces.lasting(aten.addmm.default, linear(4), in_backward=False) == (MIB,)
+    assert spaces.lasting(aten.addmm.default, linear(4), in_backward=True) == ()
 
 
 @pytest.mark.parametrize(
@@ -200,4 +211,4 @@ def test_products_take_a_block_once_for_each_direction(
     [aten.mv.default, aten.dot.default, aten._euclidean_dist.default, aten.linalg_lu_solve.default],
 )
 def test_whatever_goes_to_cublas_takes_its_block(func: Any) -> None:
-    assert Workspaces().lasting(func, in_backward=False) == (32 * MIB,)
+    assert Workspaces().lasting(func, (), in_backward=False) == (32 * MIB,)

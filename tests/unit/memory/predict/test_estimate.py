@@ -125,7 +125,7 @@ def test_guesses_are_said() -> None:
         marks=trace.marks,
         guesses=(guess,),
     )
-    assert "guessed, because it depends on data, in one place: all of them" in str(estimate(with_guess))
+    assert "guessed, because it depends on data (experts): all of them" in str(estimate(with_guess))
 
 
 def test_json_is_versioned_and_plain() -> None:

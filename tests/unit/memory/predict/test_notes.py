@@ -26,12 +26,12 @@ def test_an_assumed_number_of_multiprocessors_is_said() -> None:
 
 
 def test_every_kind_of_guess_is_said_once_with_its_places() -> None:
-    evenly = [Guess(op="topk", module=name, answer="every choice equally often") for name in "ab"]
+    evenly = [Guess(op="topk", module=name, answer="every choice equally often") for name in "abcde"]
     largest = Guess(op="nonzero", module=None, answer="every element taken as true")
     trace = dataclasses.replace(layered_step(), guesses=(*evenly, largest))
     assert notes_of(trace, None) == (
-        "guessed, because it depends on data, in 2 places: every choice equally often",
-        "guessed, because it depends on data, in one place: every element taken as true",
+        "guessed, because it depends on data (a, b, c and 2 more): every choice equally often",
+        "guessed, because it depends on data (nonzero): every element taken as true",
     )
 
 

@@ -45,3 +45,16 @@ def test_autocast_holds_in_the_thread() -> None:
         (slope,) = torch.autograd.grad((x @ x).float().sum(), x, create_graph=True)
     (plain,) = torch.autograd.grad(slope.sum(), x, allow_unused=True)
     assert slope.requires_grad and (plain is None or plain.shape == x.shape)
+
+
+def test_weights_stay_cast_over_a_graph_of_gradients() -> None:
+    weight = torch.ones(2, 2, requires_grad=True)
+    x = torch.ones(2, 2, requires_grad=True)
+    with device_thread() as thread, torch.autocast("cpu", dtype=torch.bfloat16):
+        before = x @ weight
+        torch.autograd.grad(before.float().sum(), x, create_graph=True)
+        assert thread.made_graphs
+        after = x @ weight
+    assert before.grad_fn is not None and after.grad_fn is not None
+    casts = [each.grad_fn.next_functions[1][0] for each in (before, after)]  # type: ignore[union-attr]
+    assert casts[0] is casts[1]
