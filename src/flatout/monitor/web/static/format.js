@@ -7,8 +7,9 @@ function threeDigits(value) {
   return value.toFixed(size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2);
 }
 
-// A figure that is no number has a name of its own: "nan", "inf".
-const unless = (value, show) => (value === null || value === undefined ? UNKNOWN : typeof value === "string" ? value : show(value));
+// A figure that is no number comes as a name, and is shown as in a terminal.
+const NAMES = { nan: "NaN", inf: "infinite", "-inf": "infinite" };
+const unless = (value, show) => (value === null || value === undefined ? UNKNOWN : typeof value === "string" ? (NAMES[value] ?? value) : show(value));
 
 export const share = (value) =>
   unless(value, (known) => {

@@ -9,7 +9,7 @@ import { fillGpus, fillProcesses } from "./tables.js";
 const PHASES = ["wait", "transfer", "forward", "backward", "optimizer", "rest"];
 const PHASE_SPAN_S = 60;
 export const BOUNDS = {
-  diverged: "loss is not a number",
+  diverged: "loss is NaN or infinite",
   memory: "memory runs out",
   stalled: "stands still",
   throttled: "GPU held down",

@@ -163,7 +163,11 @@ export class Store {
     return this.columns.get(path)?.some((value) => value !== null) ?? false;
   }
 
+  // The latest value of a figure; a loss that is no number, by its name and not as what it was before.
   latestOf(path) {
+    const [group, name] = path.split("/");
+    const latest = this.sample?.[group]?.[name];
+    if (typeof latest === "string") return latest;
     return this.columns.get(path)?.findLast((value) => value !== null) ?? null;
   }
 
