@@ -6,6 +6,7 @@ the folders of real ones, with a colon between them.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from flatout.ground.runs import end_run
+from flatout.ground.runs import end_run, read_run, write_run
 from flatout.monitor.fleet.nodes import Fleet
 from flatout.monitor.sample import HostSample, Sample
 from flatout.monitor.sampler import Sampler
@@ -273,6 +274,7 @@ def test_runs_are_found_and_chosen_with_the_keyboard_and_stand_side_by_side(
     assert page.locator("section.run").count() == 1
     page.focus("summary")
     page.keyboard.press("Enter")
+    playwright.expect(page.locator(".search input")).to_be_focused()  # what is typed next is searched for
     names = page.locator(".menu .name")
     assert sorted(names.all_inner_texts()) == ["eight", "fast loader", "slow loader"]
     row = page.locator(".menu tbody tr", has_text="slow loader").inner_text()
@@ -382,6 +384,35 @@ def test_the_loss_has_a_logarithmic_scale_and_a_smooth_line(show: Show, live: Pa
         seen.add(opened.picture("loss"))
     assert len(seen) == 3
     assert opened.complaints == []
+
+
+def test_a_loss_that_is_lost_is_not_shown_as_what_it_was_before(show: Show, live: PageServer) -> None:
+    opened = show(live.url)
+    opened.rows(60)
+    for second, (loss, shown) in enumerate(((math.nan, "NaN"), (math.inf, "infinite"), (0.5, "0.5"))):
+        made = sample(60 + second)
+        assert made.job is not None
+        live.feed.hear(replace(made, job=replace(made.job, loss=loss)))
+        opened.has("[data-chart=loss] .value b", shown)
+    assert opened.complaints == []
+
+
+def test_runs_of_one_name_are_told_apart_by_command_and_end(show: Show, tmp_path: Path) -> None:
+    for pid, way, end in ((1, "--slow", "ValueError: no labels"), (2, "--fast", "finished")):
+        folder = logged_run(tmp_path, [sample(second) for second in range(2)], name="train", pid=pid)
+        write_run(folder, replace(read_run(folder), command=("/bin/python", "train.py", way)))
+        end_run(folder, time_s=START_S + 2, end=end, exit_code=pid)
+    with PageServer(root=tmp_path) as server:
+        opened = show(server.url)
+        page = opened.browser_page
+        page.click("summary")
+        row = page.locator(".menu tbody tr", has_text="--slow")
+        playwright.expect(row).to_contain_text("ValueError: no labels")
+        playwright.expect(row.locator(".verdict-of")).to_have_text("n/a")
+        playwright.expect(page.locator(".search input")).to_be_focused()
+        page.keyboard.type("fast")
+        playwright.expect(page.locator(".menu .command")).to_have_text(["train.py --fast"])
+        assert opened.complaints == []
 
 
 def test_runs_side_by_side_share_the_scale_of_their_losses(show: Show, tmp_path: Path) -> None:
