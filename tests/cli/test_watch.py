@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -335,3 +336,12 @@ def test_a_pipe_gets_a_line_per_sample_and_a_reader_who_leaves_ends_it(tmp_path:
     assert process.wait(timeout=PATIENCE_S) == 141
     assert process.stderr.read() == b""
     process.stderr.close()
+
+
+def test_every_test_that_the_page_names_is_there(repository: Path) -> None:
+    page = (repository / "docs" / "watch.md").read_text(encoding="utf-8")
+    table = page.partition("## What it must not do")[2].partition("\n## ")[0]
+    named = re.findall(r"`(test_\w+)`", table)
+    sources = "".join(path.read_text(encoding="utf-8") for path in (repository / "tests").rglob("test_*.py"))
+    assert len(named) >= 30
+    assert [name for name in named if f"def {name}(" not in sources] == []
