@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import difflib
 import importlib.util
+import inspect
 import os
 import sys
 import sysconfig
@@ -133,7 +134,13 @@ def _described(error: Exception, *, what: str) -> FlatoutError:
     return BadInput(f"{what} raised {last_line}", hint=f"at {place}")
 
 
-def place_of(error: Exception) -> str:
+def defined_at(function: object) -> str | None:
+    """Return file:line of a function of the user's; None where Python does not say."""
+    code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
+    return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def place_of(error: BaseException) -> str:
     """Return file:line of the deepest frame outside Python, installed packages and Flatout."""
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{error.filename}:{error.lineno}"

@@ -64,12 +64,12 @@ def reward_matrix(
     return rewards_MP
 
 
-def refuse_all_failed(rewards_MP: Tensor) -> None:
+def refuse_all_failed(rewards_MP: Tensor, *, why: object) -> None:
     """BadInput where no row has a reward: a run of such epochs would take hours to learn nothing."""
     if bool(rewards_MP.isnan().all()):
         raise BadInput(
-            f"all {rewards_MP.numel()} rewards of the first epoch failed",
-            hint="the lines above say why; try the reward on one text by hand",
+            f"all {rewards_MP.numel()} rewards of the first epoch failed: {why}",
+            hint="fix the reward and run the same command with --resume",
         )
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from flatout.engines.evolution.rewards.kinds import (
     PROMPT,
     ExactMatch,
     FormatMatch,
+    NotOnePerRow,
     NumericAnswer,
     Reward,
     RewardOfRows,
@@ -33,7 +34,7 @@ from flatout.engines.evolution.rewards.kinds import (
     is_cheap,
 )
 from flatout.ground.errors import BadInput
-from flatout.ground.user_code import import_named
+from flatout.ground.user_code import defined_at, import_named
 
 FORMS = "def reward(completion, answer) -> float, or def reward(prompts, completions, **columns) -> list"
 KNOWN = "known: exact, numeric, bleu, format:PATTERN, package.module:function"
@@ -91,12 +92,17 @@ class BatchReward:
         parameters = _parameters(self.function)
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             given = {name: values for name, values in given.items() if name in parameters}
-        rewards = list(self.function(**given))
+        returned = self.function(**given)
+        if isinstance(returned, str) or not isinstance(returned, Iterable):
+            raise self._not_one_per_row(f"{str(returned)[:60]!r}, not a list of rewards")
+        rewards = list(returned)
         if len(rewards) != len(rows):
-            raise ValueError(
-                f"{name_of(self.function)} returned {len(rewards)} rewards for {len(rows)} completions"
-            )
+            raise self._not_one_per_row(f"{len(rewards)} rewards for {len(rows)} completions")
         return rewards
+
+    def _not_one_per_row(self, what: str) -> NotOnePerRow:
+        place = defined_at(_called(self.function))
+        return NotOnePerRow(f"{name_of(self.function)} returned {what} ({place})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +202,15 @@ def _by_parameters(function: Callable[..., Any]) -> Reward:
 
 
 def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    called = _function_named(function.name) if isinstance(function, NamedReward) else function
     try:
-        return inspect.signature(called).parameters
+        return inspect.signature(_called(function)).parameters
     except (TypeError, ValueError):  # a function in C may not say: it is called with a row
         kind = inspect.Parameter.POSITIONAL_ONLY
         return {name: inspect.Parameter(name, kind) for name in ("completion", "answer")}
+
+
+def _called(function: Callable[..., Any]) -> Callable[..., Any]:
+    return _function_named(function.name) if isinstance(function, NamedReward) else function
 
 
 @functools.cache

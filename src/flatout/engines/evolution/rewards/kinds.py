@@ -40,6 +40,10 @@ Take = Literal["first", "last"]
 Row = tuple[str, Mapping[str, Any]]  # a completion and the answer that belongs to its prompt
 
 
+class NotOnePerRow(ValueError):
+    """A function of many rows did not return a list with a reward for each."""
+
+
 @runtime_checkable
 class Reward(Protocol):
     """Scores one completion; higher is better, and None says that it is not for this row."""

@@ -22,7 +22,7 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from flatout.engines.evolution.rewards.kinds import Reward, RewardOfRows, Row
+from flatout.engines.evolution.rewards.kinds import NotOnePerRow, Reward, RewardOfRows, Row
 from flatout.ground.user_code import place_of
 
 FailureKind = Literal["raised", "invalid", "timeout", "died"]
@@ -46,7 +46,9 @@ def score_row(reward: Reward, row: Row, *, index: int) -> float | Failure:
     """One call of a reward: a finite number, or the reason why there is none."""
     try:
         value = reward(*row)
-    except Exception as error:  # noqa: BLE001  a reward can raise anything, and costs its row alone
+    except NotOnePerRow as error:
+        return Failure(index=index, kind="invalid", message=str(error))
+    except (Exception, SystemExit) as error:  # noqa: BLE001  a reward can raise anything, and costs its row
         return Failure(index=index, kind="raised", message=_described(error))
     return _checked(value, index=index)
 
@@ -61,7 +63,7 @@ def _checked(value: object, *, index: int) -> float | Failure:
     return Failure(index=index, kind="invalid", message=f"{number} is not finite")
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     """Type, message and place of what a reward raised, on one line."""
     text = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_MESSAGE]
     return f"{text} ({place_of(error)})"
@@ -103,7 +105,9 @@ def _scored_together(reward: Reward, rows: list[Row]) -> list[float | Failure] |
         return None
     try:
         values = list(reward.score_rows(rows))
-    except Exception:  # noqa: BLE001  the same rows are about to be scored one by one, and say it themselves
+    except NotOnePerRow as error:  # row by row it may return one for one, and be wrong all the same
+        return [Failure(index=index, kind="invalid", message=str(error)) for index in range(len(rows))]
+    except (Exception, SystemExit):  # noqa: BLE001  the same rows are about to be scored one by one, and say it themselves
         return None
     if len(values) != len(rows):
         return None

@@ -147,6 +147,8 @@ def _task_of(path: Path, tasks: Mapping[str, type[Any]]) -> type[FileTask]:
     try:
         with path.open(encoding="utf-8-sig") as file:
             number, first = next(((n, line) for n, line in enumerate(file, start=1) if line.strip()), (1, ""))
+        if not first:
+            raise BadInput(f"{path} is empty", hint=f"give lines with {shapes}")
         record = json.loads(first)
     except (OSError, ValueError, RecursionError) as error:
         raise BadInput(

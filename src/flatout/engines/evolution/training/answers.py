@@ -19,6 +19,7 @@ import torch
 from flatout.engines.evolution import fitness
 from flatout.engines.evolution.rewards.kinds import PROMPT, check_answer
 from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
+from flatout.engines.evolution.rewards.worker import Failure
 from flatout.engines.evolution.tasks.task import ask_prompts, running, text_of_ids
 from flatout.engines.evolution.training import models, schedule
 from flatout.engines.evolution.training.records import ShownAnswer
@@ -82,6 +83,7 @@ class Answers:
                 check_answer(task.reward, facts_of(prompt))
         self.schedule = self._make_schedule(saved)
         self._told_mode = False
+        self.last_failure: Failure | None = None  # of this rank's rewards
         self._pool = RewardPool(
             task.reward, workers=settings.reward_workers, timeout_s=settings.reward_timeout_s
         )
@@ -163,6 +165,7 @@ class Answers:
         scores = score_texts(self._pool, self._texts, prompts, done)
         if said := scores.summary():
             self._on_progress(said)
+            self.last_failure = scores.failures[0]
         return scores
 
     def _generate(self, ids: list[Ids], *, members: range, plain: bool = False) -> list[list[Completion]]:

@@ -285,7 +285,7 @@ class Trainer:
         es.sigma, es.lr = sigma, lr = steps_at(settings, es.epoch)
         rewards, num_tokens = self.answers.of_members()
         if self._last is None:
-            fitness.refuse_all_failed(rewards)
+            fitness.refuse_all_failed(rewards, why=self.answers.last_failure)
         with self._interrupts.held():  # the update and its record belong together
             statistics = es.tell(rewards, cosine=(es.epoch + 1) % settings.cosine_every == 0)
             wait_for(self.ranks.device)

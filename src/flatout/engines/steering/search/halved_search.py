@@ -203,6 +203,15 @@ class HalvedSearch:
         found = [value for place in range(len(questions)) if (value := values[place]) is not None]
         return found if len(found) == len(questions) else None
 
+    def refuse_all_failed(self) -> None:
+        """Raise where every trial of the study has failed: there is no winner to test."""
+        counts = self.study.counts()
+        if counts["failed"] and counts["failed"] == sum(counts.values()):
+            raise BadInput(
+                f"all {counts['failed']} trials failed: {self._scorer.refusal or 'no row gave a number'}",
+                hint="mend it, and begin another study; every row is kept",
+            )
+
     def cost_share(self) -> float | None:
         """Return the share of rows run, of asking every trial every question."""
         asked, log = self.study.num_asked(), self.study.rows

@@ -90,6 +90,7 @@ def run_search(settings: SearchSettings, *, on_progress: OnProgress, on_event: O
             for theirs in _left_open(settings, study, known_dead=dead, on_progress=on_progress):
                 worker.search_in(theirs).run(trials=settings.trials)
         search_s = time.monotonic() - began_s
+        search.refuse_all_failed()
         record = conclude_search(worker, search, on_progress=on_progress)
         record = dataclasses.replace(
             record,

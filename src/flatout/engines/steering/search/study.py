@@ -68,13 +68,16 @@ class SearchStudy:
     def bind(self, recipe: Mapping[str, str]) -> None:
         """Write down what the study is about, or refuse a study that is about something else."""
         held = self.study.user_attrs
+        # A search whose judge raised at its first text: nothing that was answered rests on the recipe.
+        is_unanswered = not len(self.rows) and 0 < len(self._mine()) == len(self._trials())
         for part, value in recipe.items():
             known = held.get(RECIPE + part)
-            if known is None:
+            if known is None or is_unanswered:
                 self.study.set_user_attr(RECIPE + part, value)
             elif known != value:
+                said = f": {known!r}" if part == "score" else ""  # others are hashes
                 raise BadInput(
-                    f"the study {self.study.study_name!r} was started with another {part}",
+                    f"the study {self.study.study_name!r} was started with another {part}{said}",
                     hint="resume with the same one, or start a study under another name",
                 )
 

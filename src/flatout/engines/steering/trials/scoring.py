@@ -28,7 +28,7 @@ from flatout.engines.steering.trials.trial_engine import (
     TrialEngine,
 )
 from flatout.ground.errors import BadInput
-from flatout.ground.user_code import calling, import_named
+from flatout.ground.user_code import calling, defined_at, import_named, place_of
 
 Toward = Literal["positive", "negative"]
 DECODED_ROWS = 32  # generated texts that are decoded at a time; a kill may cost as many
@@ -48,6 +48,10 @@ Row = tuple[Steering | None, Question]
 
 class Scorer(Protocol):
     """A way to judge rows; larger is better."""
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the last row without a number has none; None where every row had one."""
 
     def recipe(self) -> Mapping[str, str]:
         """Name what the values depend on, beside model and question."""
@@ -74,6 +78,7 @@ class MultipleChoice:
             raise BadInput(f"toward {toward!r} is unknown", hint="use positive or negative")
         self._tokenizer, self._toward, self._by, self._system = tokenizer, toward, by, system
         self._choices: dict[str, AnswerPair] = {}
+        self.refusal: str | None = None
 
     def recipe(self) -> Mapping[str, str]:
         """Name it in one line."""
@@ -91,6 +96,8 @@ class MultipleChoice:
         sign = 1.0 if self._toward == "positive" else -1.0
         for number, log_odds in engine.choices(packed):
             value = _sigmoid(sign * log_odds) if math.isfinite(log_odds) else None
+            if value is None:
+                self.refusal = f"the model's log odds of two answers are {log_odds}"
             on_score(number, Score(value=value))
 
 
@@ -113,6 +120,7 @@ class Judged:
             raise BadInput(f"max_new_tokens={max_new_tokens} is below 1", hint="give at least 1")
         self._tokenizer, self._judge, self._name = tokenizer, judge, name
         self._max_new_tokens, self._system = max_new_tokens, system
+        self.refusal: str | None = None
 
     def recipe(self) -> Mapping[str, str]:
         """Name it in one line."""
@@ -149,12 +157,21 @@ class Judged:
         judge_ended()
 
     def _judged(self, question: Question, text: str) -> Score:
-        with calling(f"the judge {self._name}"):
+        title = f"the judge {self._name}"
+        with calling(title):
             try:
-                value = float(self._judge(question, text))
-            except ValueError:
-                value = math.nan
-        return Score(value=value if math.isfinite(value) else None, text=text)
+                value = self._judge(question, text)
+            except ValueError as error:
+                self.refusal = f"{title} raised ValueError: {error}, at {place_of(error)}"
+                return Score(value=None, text=text)
+        place = f"at {defined_at(self._judge)}"
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise BadInput(f"{title} returned {str(value)[:60]!r}, not a number", hint=place) from None
+        if not math.isfinite(number):
+            self.refusal = f"{title} returned {number}, {place}"
+        return Score(value=number if math.isfinite(number) else None, text=text)
 
 
 def find_judge(spec: str) -> tuple[Callable[[Question, str], float], str]:
@@ -163,6 +180,12 @@ def find_judge(spec: str) -> tuple[Callable[[Question, str], float], str]:
     judge = import_named(spec, what="judge", form=form)
     if not callable(judge):
         raise BadInput(f"the judge {spec!r} is not a function", hint=form)
+    try:
+        inspect.signature(judge).bind(None, "")
+    except TypeError:
+        raise BadInput(f"the judge {spec!r} takes {inspect.signature(judge)}", hint=form) from None
+    except ValueError:  # a function in C does not say what it takes
+        pass
     try:
         source = inspect.getsource(judge)
     except (OSError, TypeError):

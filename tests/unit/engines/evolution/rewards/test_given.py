@@ -156,7 +156,33 @@ def test_a_row_that_is_for_no_reward_or_not_finite_fails_alone() -> None:
     found = _scored_together(as_reward(near), [("7", FACTS), ("", FACTS)])
     assert found is not None and found[0] == -3
     assert isinstance(found[1], Failure) and "None" in found[1].message
-    assert _scored_together(as_reward(one_short), [("7", {}), ("8", {})]) is None
+
+
+def returns_a_text(completions: list[str], **_: Any) -> str:
+    return "good"
+
+
+def returns_one_number(completions: list[str], **_: Any) -> float:
+    return 1.0
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (one_short, "returned 1 rewards for 2 completions"),
+        (returns_a_text, "returned 'good', not a list of rewards"),
+        (returns_one_number, "returned '1.0', not a list of rewards"),
+    ],
+)
+def test_many_rows_without_a_reward_for_each_all_fail_and_name_the_function(
+    function: Any, message: str
+) -> None:
+    found = _scored_together(as_reward(function), [("7", {}), ("8", {})])
+    assert found is not None and len(found) == 2
+    place = f"{__file__}:{function.__code__.co_firstlineno}"
+    for row in found:
+        assert isinstance(row, Failure) and row.kind == "invalid"
+        assert message in row.message and place in row.message
 
 
 def test_what_a_function_of_the_users_raises_is_told_with_its_line(tmp_path: Path) -> None:

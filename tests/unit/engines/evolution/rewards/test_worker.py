@@ -56,6 +56,15 @@ def test_the_place_is_the_rewards_own_line_where_a_library_raised() -> None:
     assert failure.message.endswith(f"({__file__}:{line})")
 
 
+def exits(completion: str, answer: Mapping[str, str], /) -> float:
+    raise SystemExit("enough")
+
+
+def test_a_reward_that_exits_costs_its_row() -> None:
+    failure = score_row(exits, ("", {}), index=0)
+    assert isinstance(failure, Failure) and failure.message.startswith("SystemExit: enough (")
+
+
 def test_an_interrupt_is_not_a_failure() -> None:
     def interrupted(completion: str, answer: Mapping[str, str], /) -> float:
         raise KeyboardInterrupt

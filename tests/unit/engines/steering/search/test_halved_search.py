@@ -34,6 +34,8 @@ class Computed:
         self.limit, self.failing = limit, failing
         self.rows: list[tuple[int | None, str]] = []
 
+    refusal = "it is broken"
+
     def recipe(self) -> Mapping[str, str]:
         return {"score": "computed"}
 
@@ -139,6 +141,8 @@ def test_when_every_trial_fails_there_is_no_winner(tmp_path: Path) -> None:
     work = searching(tmp_path, Computed(failing=-1.0))
     work.run(trials=3)
     assert work.study.best() is None and work.study.counts()["failed"] == 3
+    with pytest.raises(BadInput, match="all 3 trials failed: it is broken"):
+        work.refuse_all_failed()
     assert work.values(None, work.questions) is not None
 
 

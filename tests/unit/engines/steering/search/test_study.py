@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 import pytest
 
-from flatout.engines.steering.search.finished_rows import RowLog
+from flatout.engines.steering.search.finished_rows import FinishedRow, RowLog
 from flatout.engines.steering.search.space import Space
 from flatout.engines.steering.search.study import GRID_STRENGTHS, STATES, SearchStudy, open_study
 from flatout.ground.errors import BadInput
@@ -160,6 +160,18 @@ def test_a_study_is_about_one_thing(tmp_path: Path) -> None:
         BadInput, match=r"'steering' was started with another set of questions .*another name"
     ):
         opened(tmp_path).bind({"model": "a", "set of questions": "c"})
+
+
+def test_a_study_without_an_answered_row_may_get_another_judge(tmp_path: Path) -> None:
+    study = opened(tmp_path)
+    study.bind({"score": "a judge that raises"})
+    study.ask(SPACE, 2)
+    opened(tmp_path).bind({"score": "the mended judge"})
+    with pytest.raises(BadInput, match="started with another score: 'the mended judge'"):
+        opened(tmp_path, worker="other").bind({"score": "a third one"})
+    study.rows.add(FinishedRow(trial=0, question="q", value=1.0))
+    with pytest.raises(BadInput, match="started with another score: 'the mended judge'"):
+        opened(tmp_path).bind({"score": "a third one"})
 
 
 @pytest.mark.parametrize("cut", [1, 15])

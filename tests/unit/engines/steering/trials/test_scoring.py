@@ -85,7 +85,8 @@ def test_a_judge_is_named_by_its_module_and_bound_to_its_source(
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "my_judge.py").write_text(
         "def words(question, text):\n    return len(text.split())\n\n"
-        "def broken(question, text):\n    return text.n\n"
+        "def broken(question, text):\n    return text.n\n\n"
+        "def three(a, b, c):\n    return 1\n"
     )
     judge, name = find_judge("my_judge:words")
     assert judge(questions(1)[0], "a b c") == 3
@@ -94,9 +95,33 @@ def test_a_judge_is_named_by_its_module_and_bound_to_its_source(
     with pytest.raises(BadInput, match=r"the judge broken raised AttributeError") as raised:
         scores(Judged(tokenizer(), broken, name="broken", max_new_tokens=1), [(None, questions(1)[0])])
     assert raised.value.hint == f"at {tmp_path / 'my_judge.py'}:5"
-    for wrong, words in (("my_judge", "does not name a judge"), ("my_judge:no", "my_judge has no 'no'")):
+    for wrong, words in (
+        ("my_judge", "does not name a judge"),
+        ("my_judge:no", "my_judge has no 'no'"),
+        ("my_judge:three", r"'my_judge:three' takes \(a, b, c\)"),
+    ):
         with pytest.raises(BadInput, match=words):
             find_judge(wrong)
+
+
+@pytest.mark.parametrize("value", ["good", None, [1.0, 2.0]])
+def test_a_judge_that_returns_no_number_is_refused_with_its_place(value: object) -> None:
+    def judge(question: Question, text: str) -> float:
+        return value  # type: ignore[return-value]
+
+    with pytest.raises(BadInput, match=r"the judge mine returned .*, not a number") as raised:
+        scores(Judged(tokenizer(), judge, name="mine", max_new_tokens=1), [(None, questions(1)[0])])
+    assert raised.value.hint == f"at {__file__}:{judge.__code__.co_firstlineno}"
+
+
+def test_a_judge_that_refuses_a_text_says_why() -> None:
+    def judge(question: Question, text: str) -> float:
+        raise ValueError("too short")
+
+    judged = Judged(tokenizer(), judge, name="mine", max_new_tokens=1)
+    assert judged.refusal is None
+    assert scores(judged, [(None, questions(1)[0])])[0].value is None
+    assert judged.refusal is not None and "too short, at " in judged.refusal and __file__ in judged.refusal
 
 
 def test_scores_say_what_they_depend_on() -> None:
