@@ -1,6 +1,8 @@
 """Does it learn?  Evolution against the untrained model and against a random search of the same budget.
 
-    python benchmarks/evolution/learn.py --model SmolLM2-135M-Instruct --seconds 60 --random --save DIR
+    python benchmarks/evolution/learn.py --model FOLDER --seconds 60 --random --seed 1 --save DIR
+
+The seed is that of the noise and of the training prompts; the held-out prompts are the same for every seed.
 
 Both searches draw the same number of populations from the same noise and score them on the same training
 prompts.  Evolution moves the weights after each; random search keeps the best members it has seen, scores
@@ -54,13 +56,18 @@ class Search:
             chat=False,
         )
         self.es = Eggroll(
-            self.model, population=options.population, rank=options.rank, sigma=options.sigma, lr=options.lr
+            self.model,
+            population=options.population,
+            rank=options.rank,
+            sigma=options.sigma,
+            lr=options.lr,
+            seed=options.seed,
         )
         self.pool = RewardPool(self.task.reward, workers=2, timeout_s=5.0)
         self.curve: list[dict[str, float | int | None]] = []
 
     def train_prompts(self, epoch: int, count: int) -> list[Any]:
-        return self.task.prompts("train", epoch=epoch, count=count, seed=0)
+        return self.task.prompts("train", epoch=epoch, count=count, seed=self.options.seed)
 
     def answers(self, prompts: list[Any], **which: Any) -> torch.Tensor:
         """Rewards [members, prompts]."""
@@ -146,6 +153,7 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=512)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--random", action="store_true", help="also a random search of the same budget")
     parser.add_argument("--save", type=Path, default=None, metavar="DIR")
     options = parser.parse_args()
@@ -173,7 +181,7 @@ def main() -> None:
     print(json.dumps(result))
     if options.save is not None:
         slug = str(result["hardware"]).lower().replace(" ", "-")
-        path = options.save / f"learn-{options.task}_{slug}_{result['date']}.json"
+        path = options.save / f"learn-{options.task}-seed{options.seed}_{slug}_{result['date']}.json"
         path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

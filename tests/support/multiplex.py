@@ -120,7 +120,7 @@ def prompts_of(lengths: Sequence[int], *, seed: int = 1) -> list[tuple[int, ...]
 @torch.no_grad()
 def reference_tokens(model: Any, prompt: Sequence[int], *, max_new_tokens: int) -> tuple[int, ...]:
     """What `model.generate` continues one prompt with, greedily."""
-    ids = torch.tensor([list(prompt)])
+    ids = torch.tensor([list(prompt)], device=model.device)
     out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
     )
