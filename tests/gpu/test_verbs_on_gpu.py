@@ -46,13 +46,12 @@ def test_evolve_trains_on_a_file_and_goes_on(tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "gpu_rewards.py").write_text(
-        "def digits(completions, **columns):\n"
-        "    return [sum(c.isdigit() for c in text) / 4 for text in completions]\n"
+        "def sevens(completions, **columns):\n    return [text.count('7') / 4 for text in completions]\n"
     )
     save_tiny_texts(tmp_path / "model")
     rows = [json.dumps({"prompt": f"{a}+{b}=", "total": a + b}) for a in range(12) for b in range(12)]
     (tmp_path / "sums.jsonl").write_text("\n".join(rows))
-    told = ("--task-option", "reward=gpu_rewards:digits", "--task-option", "max_new_tokens=4")
+    told = ("--task-option", "reward=gpu_rewards:sevens", "--task-option", "max_new_tokens=4")
     sizes = ("--population", 128, "--prompts", 4, "--sigma", 0.1, "--lr", 1.0, "--epochs", 30)
     run = ("evolve", "--model", "model", "--task", "sums.jsonl", *told, *sizes, "--out", "run")
     done = flatout(*run, "--device", "cuda")
