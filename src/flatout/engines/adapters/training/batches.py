@@ -72,7 +72,7 @@ class TaskRows:
         written = np.array([_num_written(example) for example in examples])
         lengths = np.array([len(example.ids) for example in examples])
         self.buckets = []
-        for places in cut_by_length(lengths + written, num_buckets=num_buckets):
+        for places in cut_by_length(lengths + written, num_buckets=num_buckets, seed=self._seed):
             length = sum(
                 round_up(int(longest[places].max()), LENGTH_MULTIPLE) for longest in (lengths, written)
             )
@@ -177,9 +177,13 @@ class TrainingBatches:
         return found
 
 
-def cut_by_length(lengths: Longs, *, num_buckets: int) -> list[Longs]:
-    """Places of examples in at most `num_buckets` groups of similar lengths and about as many tokens each."""
-    order = np.argsort(lengths, kind="stable")
+def cut_by_length(lengths: Longs, *, num_buckets: int, seed: list[int]) -> list[Longs]:
+    """Places of examples in at most `num_buckets` groups of similar lengths and about as many tokens each.
+
+    Examples of equal length are in random order: in that of a file sorted by class, a bucket and so a batch
+    would hold one class alone.
+    """
+    order = np.lexsort((np.random.default_rng(seed).permutation(len(lengths)), lengths))
     total = np.cumsum(lengths[order])
     which = np.minimum((total - 1) * num_buckets // total[-1], num_buckets - 1)
     groups = (order[which == bucket] for bucket in range(num_buckets))

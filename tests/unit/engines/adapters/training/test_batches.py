@@ -52,13 +52,19 @@ def rows_of(name: str, *, count: int = 30, adapter: int = 0, tokens: int = 400, 
 
 @given(lengths=st.lists(st.integers(1, 200), min_size=1, max_size=60), num_buckets=st.integers(1, 6))
 def test_every_example_is_in_one_bucket_of_its_length(lengths: list[int], num_buckets: int) -> None:
-    cut = cut_by_length(np.array(lengths), num_buckets=num_buckets)
+    cut = cut_by_length(np.array(lengths), num_buckets=num_buckets, seed=[0])
     assert sorted(place for group in cut for place in group) == list(range(len(lengths)))
     assert 1 <= len(cut) <= num_buckets
     bounds = [
         (min(lengths[place] for place in group), max(lengths[place] for place in group)) for group in cut
     ]
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(bounds))
+
+
+def test_a_file_sorted_by_class_gives_buckets_of_every_class() -> None:
+    classes = np.repeat(np.arange(5), 64)
+    for group in cut_by_length(np.full(len(classes), 12), num_buckets=4, seed=[0, 7]):
+        assert np.bincount(classes[group], minlength=5).min() >= 4
 
 
 @pytest.mark.parametrize("name", ["sentiment", "qa", "translation", "summarisation", "code"])
