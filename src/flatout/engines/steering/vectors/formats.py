@@ -60,7 +60,7 @@ def read(path: Path | str) -> SteeringVectors:
         raise BadInput(f"{path} is a pickle, which flatout never loads", hint=CONVERT)
     if path.suffix == ".gguf":
         return from_directions(read_control_vector(path)[0])
-    with open_tensors(path) as (file, metadata):
+    with open_tensors(path, hint="give a .safetensors or a .gguf file") as (file, metadata):
         if metadata.get("format") == FORMAT:
             return load(path)
         found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
