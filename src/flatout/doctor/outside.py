@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from flatout.doctor.ceilings import episode_share, without_episode
 from flatout.doctor.finding import Finding, FixSafety
+from flatout.doctor.frameworks import by_argument
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Episode, EpisodeKind, Evidence
@@ -20,9 +21,19 @@ FEWEST_SAMPLES = 3
 
 
 def outside_rule(
-    doc: str | None, kind: EpisodeKind, *, what: str, fix: str, safety: FixSafety
+    doc: str | None,
+    kind: EpisodeKind,
+    *,
+    what: str,
+    fix: str,
+    safety: FixSafety,
+    transformers: str | None = None,
+    lightning: str | None = None,
 ) -> Callable[[Evidence], list[Finding]]:
-    """The `detect` of a rule on one kind of episode; `what` says what its lines do."""
+    """The `detect` of a rule on one kind of episode; `what` says what its lines do.
+
+    `transformers` and `lightning` are the arguments by which these frameworks are told the fix.
+    """
     rule = title_of(doc)
 
     def detect(evidence: Evidence) -> list[Finding]:
@@ -33,7 +44,7 @@ def outside_rule(
                 figures=_figures(evidence, episode),
                 share=share,
                 ceiling=without_episode(evidence, share) if episode.per_step_s is not None else None,
-                fix=fix,
+                fix=by_argument(evidence, fix, transformers=transformers, lightning=lightning),
                 safety=safety,
             )
             for episode in evidence.episodes

@@ -70,6 +70,9 @@ class ObservedJob:
     node: int | None = None  # its number, by the launcher
     anchor: str | None = None  # what marks a step: "AdamW.step", "flatout.step", "model call"
     warmup_reason: str | None = None
+    framework: str | None = (
+        None  # whose loop takes the steps: "transformers", "lightning"; None: the user's own
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,6 +192,7 @@ class Loader:
     lines: tuple[FetchLine, ...] = ()  # where the time of a batch goes, most first
     streams: bool = False  # an IterableDataset, of which every worker has all samples
     takes_many: bool = False  # its dataset is asked for all samples of a batch at once
+    via: str | None = None  # the library line that makes it; None: the user's own line does
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -52,6 +52,24 @@ _PLUMBING = tuple(
     )
 )
 
+# Frameworks that run the training loop, by a part of the path of the file it stands in.
+_LOOPS = {
+    "/transformers/trainer.py": "transformers",
+    "/lightning/pytorch/loops/": "lightning",
+    "/pytorch_lightning/loops/": "lightning",
+}
+
+
+def framework_around(frame: FrameType | None) -> str | None:
+    """The framework whose training loop called `frame`; None where the loop is the user's own."""
+    while frame is not None:
+        path = frame.f_code.co_filename.replace(os.sep, "/")
+        for part, framework in _LOOPS.items():
+            if part in path:
+                return framework
+        frame = frame.f_back
+    return None
+
 
 class UserCode:
     """Tells the user's code from library code, for one job in `folder`."""

@@ -26,6 +26,7 @@ class LoaderRecord:
     loader: Any  # weak reference
     place: Place | None
     config: dict[str, Any]
+    via: str | None = None  # the library line that makes it
     collate_place: Place | None = None
     waits_s: list[float] = field(default_factory=list)
     made: list[tuple[BatchTimes, float]] = field(default_factory=list)  # (figures, arrival)
@@ -61,6 +62,7 @@ class LoaderRecord:
                 by_worker.setdefault(times.worker, []).append((times, arrival))
         return Loader(
             place=self.place,
+            via=self.via,
             trains=self.trains,
             wait_s=spread(self.waits_s),
             fetch_s=spread([times.fetch_s for times, _ in self.made]),

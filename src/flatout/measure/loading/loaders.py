@@ -47,7 +47,7 @@ class LoaderWatch:
         self.records: list[LoaderRecord] = []
         self._by_loader: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
         # by dataset: a loader that a framework makes anew keeps the user's line
-        self._places: dict[int, tuple[weakref.ref[Any], Place]] = {}
+        self._places: dict[int, tuple[weakref.ref[Any], Place, str | None]] = {}
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
         self._worker_loop = WorkerLoop(user_code.folder)
         self._latest: LoaderRecord | None = None  # whose batch was asked for last
@@ -358,11 +358,11 @@ class LoaderWatch:
         dataset = getattr(loader, "dataset", None)
         known = self._places.get(id(dataset))
         if known is not None and known[0]() is dataset and via is not None:
-            place = known[1]
+            _, place, via = known
         elif place is not None:
             with contextlib.suppress(TypeError):  # a list cannot be referred to weakly
-                self._places[id(dataset)] = (weakref.ref(dataset), place)
-        record = LoaderRecord(loader=weakref.ref(loader), place=place, config={})
+                self._places[id(dataset)] = (weakref.ref(dataset), place, via)
+        record = LoaderRecord(loader=weakref.ref(loader), place=place, config={}, via=via)
         self._by_loader[loader] = record
 
     def _plain_record(self, iterable: Any) -> LoaderRecord:

@@ -127,6 +127,7 @@ class Assembly:
             node=read_launch().node,
             anchor=observer.anchor.name,
             warmup_reason=observer.warmup_reason,
+            framework=observer.framework,
         )
 
 

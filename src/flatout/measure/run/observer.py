@@ -6,6 +6,7 @@ It lives in the job's process and acts only at step ends, on the training thread
 from __future__ import annotations
 
 import os
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -47,7 +48,7 @@ from flatout.measure.run.schedule import (
 from flatout.measure.run.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
 from flatout.measure.run.watchdog import Watchdog
 from flatout.measure.statistics import compare
-from flatout.measure.user_code import UserCode
+from flatout.measure.user_code import UserCode, framework_around
 
 HANGS_S, HANGS = 8.0, 5  # a block of an arm: at least, and as a multiple of a real block's time
 FEWEST_WARM_UP = 2  # steps, where the time is up before the job is warm
@@ -104,6 +105,7 @@ class Observer:
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.made_at: weakref.WeakKeyDictionary[Any, Place | None] = weakref.WeakKeyDictionary()
         self.device = "cpu"
+        self.framework: str | None = None
         self.num_forwards = self.num_backwards = 0
         self.finished = False
         self.removed = False
@@ -230,6 +232,8 @@ class Observer:
         if self.begun:
             self._note_row(totals, marks)
             self._advance()
+        else:
+            self.framework = framework_around(sys._getframe())
         self._in_line_s()
         self.begun = True
         self.loaders.keeping = self._is_kept_next()

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import arm_at, on_gpu, share_of
 from flatout.doctor.finding import Finding
+from flatout.doctor.frameworks import by_argument
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
@@ -50,6 +51,10 @@ def detect(evidence: Evidence) -> list[Finding]:
         f"products of 32-bit numbers run without tensor cores, {show_share(share)} of the step",
         figures=(f"{show_seconds(seconds)} of a profiled step of {show_seconds(kernels.step_s)}",),
         share=share,
-        fix='torch.set_float32_matmul_precision("high")',
+        fix=by_argument(
+            evidence,
+            'torch.set_float32_matmul_precision("high")',
+            transformers="TrainingArguments(tf32=True)",
+        ),
         safety="lossy",
     )

@@ -31,6 +31,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import arm_at, on_gpu, share_of
 from flatout.doctor.finding import Finding
+from flatout.doctor.frameworks import by_argument
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, Gpu, Kernels, ModuleCall
@@ -70,7 +71,12 @@ def detect(evidence: Evidence) -> list[Finding]:
         f"32-bit matrix products hold {show_share(share)} of the step; {gpu.name} has {target} units",
         figures=figures,
         share=share or None,
-        fix=f'run this forward under torch.autocast("cuda", dtype={dtype}){scaler}',
+        fix=by_argument(
+            evidence,
+            f'run this forward under torch.autocast("cuda", dtype={dtype}){scaler}',
+            transformers=f"TrainingArguments({target}=True)",
+            lightning=f'Trainer(precision="{"bf16" if target == "bf16" else "16"}-mixed")',
+        ),
         safety="lossy",
     )
 

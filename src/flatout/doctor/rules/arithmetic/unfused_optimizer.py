@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import on_gpu
 from flatout.doctor.finding import Finding
+from flatout.doctor.frameworks import by_argument
 from flatout.doctor.lines import costly_optimizers, optimizer_time
 from flatout.doctor.rule import title_of
 from flatout.doctor.rules.loops.looped_optimizer import CAN_FUSE
@@ -47,7 +48,13 @@ def detect(evidence: Evidence) -> list[Finding]:
             f"{setup.name} updates its parameters in many kernels, {show_share(share)} of the step",
             figures=(optimizer_time(evidence, share), f"{setup.num_tensors} tensors"),
             share=share,
-            fix=f"{setup.name}(..., fused=True)",
+            fix=by_argument(
+                evidence,
+                f"{setup.name}(..., fused=True)",
+                transformers='TrainingArguments(optim="adamw_torch_fused")'
+                if setup.name == "AdamW"
+                else None,
+            ),
             safety="reordered",
         )
     return findings

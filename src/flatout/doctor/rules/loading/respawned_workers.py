@@ -35,6 +35,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import MOST, batches_per_step, share_of
 from flatout.doctor.finding import Ceiling, Finding
+from flatout.doctor.frameworks import loader_arguments, made_by
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, Loader
@@ -96,6 +97,11 @@ def _finding(loader: Loader, *, start_s: float, share: float, step_s: float) -> 
             arm=ARMS[0],
             job_speedup=1 / (1 - min(share, MOST)),
         ),
-        fix="give this DataLoader persistent_workers=True, and build it once, outside the loop over epochs",
+        fix=_fix(loader),
         safety="exact",
     )
+
+
+def _fix(loader: Loader) -> str:
+    fix = loader_arguments(loader, persistent_workers=True)
+    return fix if made_by(loader) else f"{fix}, and build it once, outside the loop over epochs"

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at, beside
 from flatout.doctor.finding import Finding
+from flatout.doctor.frameworks import loader_arguments
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Counterfactual, Evidence, Loader
 
@@ -68,6 +69,6 @@ def _finding(evidence: Evidence, loader: Loader, fewer: Counterfactual) -> list[
         f"{loader.num_workers} workers make the step slower than {number or 'none'} would",
         figures=figures,
         share=1 - 1 / fewer.speedup,
-        fix=f"give this DataLoader num_workers={number}",
+        fix=loader_arguments(loader, num_workers=number),
         safety="exact",
     )

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, rows_cost_nothing, share_of
 from flatout.doctor.finding import Finding
+from flatout.doctor.frameworks import made_by
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence, Kernels, Lengths, Loader
@@ -115,6 +116,12 @@ def _finding(
             f"{show_share(scaling)} of the step grows with the number of positions",
         ),
         share=min(share, 1.0),
-        fix="pass this DataLoader a batch_sampler that cuts batches from samples of similar length",
+        fix=_fix(loader),
         safety="lossy",
     )
+
+
+def _fix(loader: Loader) -> str:
+    if made_by(loader) == "transformers":
+        return 'give TrainingArguments train_sampling_strategy="group_by_length"'
+    return "pass this DataLoader a batch_sampler that cuts batches from samples of similar length"

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import arm_at
 from flatout.doctor.finding import Finding
+from flatout.doctor.frameworks import by_argument
 from flatout.doctor.lines import lines_of, show_calls
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_bytes
@@ -56,6 +57,10 @@ def detect(evidence: Evidence) -> list[Finding]:
             f"checkpoint: {show_calls(parts[0].calls_per_step)} calls per step from this line",
             f"peak memory is {show_bytes(peak)}",
         ),
-        fix="call these parts without torch.utils.checkpoint",
+        fix=by_argument(
+            evidence,
+            "call these parts without torch.utils.checkpoint",
+            transformers="TrainingArguments(gradient_checkpointing=False)",
+        ),
         safety="exact",
     )

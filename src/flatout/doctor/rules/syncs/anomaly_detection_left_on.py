@@ -27,6 +27,7 @@ Exact: the numbers stay the same. A NaN is no longer reported at the operation t
 from __future__ import annotations
 
 from flatout.doctor.finding import Finding
+from flatout.doctor.frameworks import by_argument
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 
@@ -44,6 +45,10 @@ def detect(evidence: Evidence) -> list[Finding]:
         found.place,
         "anomaly detection is on: every operation keeps a stack, and every gradient is checked to be finite",
         figures=("on in every backward pass that was counted",),
-        fix="turn anomaly detection off unless you are debugging",
+        fix=by_argument(
+            evidence,
+            "turn anomaly detection off unless you are debugging",
+            lightning="Trainer(detect_anomaly=False) unless you are debugging",
+        ),
         safety="exact",
     )

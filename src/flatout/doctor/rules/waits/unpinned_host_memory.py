@@ -32,6 +32,7 @@ cannot swap page-locked memory out.
 from __future__ import annotations
 
 from flatout.doctor.finding import Finding
+from flatout.doctor.frameworks import loader_arguments, made_by
 from flatout.doctor.lines import CodeLine, copied_lines
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_bytes, show_seconds, show_share
@@ -76,6 +77,8 @@ def _fix(evidence: Evidence) -> str:
             "this tensor does not come from a pinned loader: keep it on the GPU, or copy it through one "
             "page-locked buffer that is allocated once"
         )
+    if made_by(unpinned[0]):
+        return loader_arguments(unpinned[0], pin_memory=True)
     place = unpinned[0].place
     where = f" at {place}" if place is not None else ""
     return f"give the DataLoader{where} pin_memory=True, and this copy non_blocking=True"
