@@ -20,6 +20,14 @@ in *pauses* of the garbage collector, and in the GPU's own *kernels*."""
 
 
 _LEFT_OUT = {
+    "too few workers": "[loader-bound](#fo105) names the number that was measured to be faster, or how many the "
+    "cores allow",
+    "tokenising, or decoding images at full size, for every sample": "[slow-samples](#fo106) at the line; in "
+    "the training loop [costly-block](#fo207). Only the job knows how large an image it needs",
+    "a slow first batch, large shuffle buffers": "[epoch-start-stall](#fo803) and "
+    "[respawned-workers](#fo102), if it recurs every epoch; one-off costs are in no share",
+    "large Python lists in workers": "they cost host memory, which processes share page by page and which "
+    "therefore cannot be counted reliably; no arm can remove them",
     "`@torch.jit.script` under `torch.compile`": "[graph-breaks](#fo602), at the line that calls it",
     "evaluation without `torch.no_grad()`": "[evaluation-dominates](#fo801), the patch `no-grad-evaluation` "
     "of `flatout tune`; inside a step [grad-enabled-inference](#fo405)",
@@ -31,7 +39,20 @@ _LEFT_OUT = {
     "free, and `flatout plan` which one fits",
     "logits of positions that no loss reads": "[full-vocabulary-logits](#fo506) names the tensor if it is "
     "large; only the labels say which positions a loss skips, and they change with the batch",
+    "evaluations that keep logits on the device": "memory is measured between training steps",
     "a vocabulary that is not a multiple of 64": "[misaligned-dimensions](#fo409), if padding gains time",
+    "a GPU that nothing uses": "a diagnosis sees the processes of one job; `flatout watch` sees the machine",
+    "ranks that read the same samples": "ranks would have to compare the samples they read, and equal batches "
+    "can be intended; a diagnosis compares only their times",
+    "gradients exchanged after every micro-batch": "[exposed-communication](#fo702), whose fix says how to "
+    "exchange them less often; `flatout tune` tries it as `no-sync`",
+    "`find_unused_parameters` without need": "a few dozen steps cannot show that every parameter is always "
+    "used, and without the flag the first exception ends the job",
+    "a sharded model that would fit on one GPU": "[exposed-communication](#fo702) shows what sharding costs, "
+    "and `flatout plan` what fits",
+    "a per-batch schedule that is stepped once per epoch": "a diagnosis does not know how many epochs will "
+    "follow",
+    "models that read padding": "the effect of padding would have to be distinguished from dropout and rounding",
 }
 
 
