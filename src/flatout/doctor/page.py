@@ -24,6 +24,7 @@ from flatout.doctor.readings import (
     straggler_words,
     unexplained,
 )
+from flatout.doctor.rule import all_rules
 from flatout.doctor.source_view import source_view
 from flatout.ground.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
@@ -34,6 +35,7 @@ from flatout.page.inline import inline, legend
 from flatout.page.markup import Html, code, facts, join, known, listing, section, table, tag
 
 CONTEXT_LINES = 4  # of source above and below a guilty line
+CHANGED = {"-": "removed", "+": "added"}  # lines of an example
 
 
 def page(evidence: Evidence, findings: Sequence[Finding]) -> str:
@@ -203,9 +205,23 @@ def _finding(finding: Finding, *, number: int, evidence: Evidence) -> Html:
         _excerpt(finding.place, evidence.sources) or Html(),
         tag("ul", *(tag("li", line) for line in figures), class_="evidence"),
         tag("p", tag("b", "Fix. "), finding.fix, " ", tag("span", safety, class_="note")),
+        _example(finding.code) or Html(),
         class_="finding",
         id=f"finding-{number}",
     )
+
+
+def _example(code: str) -> Html | None:
+    """The fix on other code, before and after."""
+    lines = next((rule.example for rule in all_rules() if rule.code == code), ())
+    if not lines:
+        return None
+    rows = [
+        tag("tr", tag("th", line[:1], scope="row"), tag("td", line[1:]), class_=CHANGED.get(line[:1]))
+        for line in lines
+    ]
+    caption = tag("caption", f"{code}: an example of the fix, before and after")
+    return tag("div", tag("table", caption, tag("tbody", *rows)), class_="source scroll")
 
 
 def _excerpt(place: Place | None, sources: dict[str, dict[str, str]]) -> Html | None:

@@ -8,7 +8,7 @@ begins there, it takes the place of; `TUNE`, treatments and patches by which `fl
 `NEEDS_PROOF = True` where what is seen costs nothing by itself and the fix is another way to do the same
 work: whether that is faster only an arm tells, so that a finding without a measured gain is dropped.
 The file's name is the kebab name with underscores.  Tables, `flatout rules` and the docs are made from
-these.  The sections are markdown, so that an example of a fix can be shown as code.
+these.  The sections are markdown; a block of `diff` in Fix shows lines before and after.
 
 Adding a rule is adding a file: to a room of `doctor/rules`, or to a package of one's own that names it in its
 pyproject.toml (letters of its own before the digits keep its codes apart from ours):
@@ -68,6 +68,12 @@ class Rule:
     def summary(self) -> str:
         """The first sentence of What it does."""
         return re.split(r"(?<=\.)\s", " ".join(self.sections["What it does"].split()), maxsplit=1)[0]
+
+    @property
+    def example(self) -> tuple[str, ...]:
+        """Lines of the fix before and after, marked `-` and `+`; none where its text shows none."""
+        found = re.search(r"```diff\n(.*?)```", self.sections["Fix"], re.DOTALL)
+        return tuple(found[1].rstrip("\n").split("\n")) if found else ()
 
 
 def families(rules: Iterable[Rule]) -> dict[str, list[Rule]]:

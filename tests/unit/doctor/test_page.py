@@ -130,7 +130,7 @@ def test_an_excerpt_loses_the_indentation_its_lines_share() -> None:
 
 def test_a_finding_without_source_or_place_is_shown_without_an_excerpt() -> None:
     html = page(builders.evidence(sources={}), builders.findings())
-    assert 'class="source' not in html
+    assert 'class="guilty"' not in html
     assert "FO302" in html
 
 
@@ -274,3 +274,10 @@ def test_the_map_lists_blocks_and_draws_their_lines() -> None:
     assert widths.count("width: 97.7%") == 4  # lines of the outer block that the inner one does not hold
     assert widths.count("width: 88.4%") == 2
     assert "What each block of your code costs" not in page(builders.evidence(), ())
+
+
+def test_a_finding_shows_its_fix_before_and_after() -> None:
+    text = page(builders.evidence(), builders.findings())
+    removed = text.index('class="removed"')
+    assert removed < text.index('class="added"')
+    assert "FO302: an example of the fix, before and after" in text

@@ -84,3 +84,9 @@ def test_every_rule_of_time_names_what_proves_it():
         *("hidden-library-sync", "sequential-variants", "slow-network"),
     }
     assert not without & {rule.name for rule in all_rules() if rule.needs_proof}
+
+
+def test_every_fix_is_shown_before_and_after():
+    for rule in all_rules():
+        marks = {line[:1] for line in rule.example}
+        assert {"-", "+"} <= marks <= {"-", "+", " ", ""}, rule.code

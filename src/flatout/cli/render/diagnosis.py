@@ -78,6 +78,9 @@ def _parts(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
         for number, finding in enumerate(diagnosis.findings, start=1):
             yield ""
             yield from _details(finding, number=number)
+        yield ""
+        codes = dict.fromkeys(finding.code for finding in diagnosis.findings)
+        yield Text(f"Examples of these fixes, before and after: flatout rules {' | '.join(codes)}")
     else:
         yield from _nothing_found(evidence)
     if len(evidence.ranks) > 1:

@@ -13,8 +13,9 @@ step. The ceiling is measured: steps with TF32 products. If autocast frees more,
 the same call instead.
 
 Fix
-```python
-torch.set_float32_matmul_precision("high")
+```diff
+-torch.set_float32_matmul_precision("highest")   # or nothing: it is the default
++torch.set_float32_matmul_precision("high")
 ```
 
 Fix safety

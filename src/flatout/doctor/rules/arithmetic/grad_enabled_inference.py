@@ -15,9 +15,10 @@ measured: steps in which this call runs under `torch.no_grad()`. An evaluation b
 evaluation-dominates, and `flatout tune` tries `no_grad` there.
 
 Fix
-```python
-with torch.no_grad():
-    target = teacher(x)
+```diff
+-target = teacher(x)
++with torch.no_grad():
++    target = teacher(x)
 ```
 
 Fix safety

@@ -13,11 +13,13 @@ A model call in the training step runs under autocast to float16, gradients are 
 enabled `GradScaler`. There is no share and no ceiling: the cost is not time.
 
 Fix
-```python
-scaler = torch.amp.GradScaler("cuda")
-scaler.scale(loss).backward()
-scaler.step(optimizer)
-scaler.update()
+```diff
+-loss.backward()
+-optimizer.step()
++scaler = torch.amp.GradScaler("cuda")           # once, before the loop
++scaler.scale(loss).backward()
++scaler.step(optimizer)
++scaler.update()
 ```
 
 On Ampere and later GPUs, bfloat16 has the range of float32 and needs no scaler: `torch.autocast("cuda",

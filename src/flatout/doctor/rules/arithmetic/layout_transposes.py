@@ -13,9 +13,10 @@ On a GPU, convolutions hold at least 10 % of the step and all of their weights s
 ceiling is measured: steps with weights in channels-last format, which the activations follow.
 
 Fix
-```python
-model = model.to(memory_format=torch.channels_last)
-images = images.to(device, memory_format=torch.channels_last)
+```diff
+-images = images.to(device)
++model = model.to(memory_format=torch.channels_last)
++images = images.to(device, memory_format=torch.channels_last)
 ```
 
 Fix safety

@@ -19,9 +19,11 @@ handle many sizes well.
 Fix
 Round sizes up to the next multiple of 64; targets stay as they are:
 
-```python
-vocabulary_size = 64 * math.ceil(len(tokenizer) / 64)
-model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64)   # in transformers
+```diff
+-vocabulary_size = len(tokenizer)
++vocabulary_size = 64 * math.ceil(len(tokenizer) / 64)
+-model.resize_token_embeddings(len(tokenizer))                          # in transformers
++model.resize_token_embeddings(len(tokenizer), pad_to_multiple_of=64)
 ```
 
 Fix safety

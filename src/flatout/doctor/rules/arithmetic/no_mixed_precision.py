@@ -13,10 +13,11 @@ On a GPU of compute capability 7.0 (fp16) or 8.0 (bf16) or above. The ceiling is
 autocast switched on. Autocast is tried if fp32 and TF32 matrix products hold at least 10 % of the step.
 
 Fix
-```python
-with torch.autocast("cuda", dtype=torch.bfloat16):
-    loss = loss_fn(model(x), y)
-loss.backward()
+```diff
+-loss = loss_fn(model(x), y)
++with torch.autocast("cuda", dtype=torch.bfloat16):
++    loss = loss_fn(model(x), y)
+ loss.backward()
 ```
 
 GPUs before Ampere have no bf16: use `torch.float16` with `torch.amp.GradScaler`. A smaller change that

@@ -15,8 +15,10 @@ with values. The ceiling is measured: steps in which `scaled_dot_product_attenti
 its own kernel for causal masks.
 
 Fix
-```python
-out = F.scaled_dot_product_attention(q, k, v, is_causal=True)    # q, k, v: batch x heads x length x width
+```diff
+-scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)) + causal_mask
+-out = scores.softmax(-1) @ v
++out = F.scaled_dot_product_attention(q, k, v, is_causal=True)    # q, k, v: batch x heads x length x width
 ```
 
 In transformers: `from_pretrained(..., attn_implementation="sdpa")`.

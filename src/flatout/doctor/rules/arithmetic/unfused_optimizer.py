@@ -12,8 +12,9 @@ torch's Adam, AdamW, SGD or Adagrad updates lists of tensors on a GPU and takes 
 The ceiling is measured: steps with a fused update.
 
 Fix
-```python
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+```diff
+-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
++optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 ```
 
 Fix safety

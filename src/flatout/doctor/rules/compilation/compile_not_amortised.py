@@ -17,8 +17,11 @@ Fix
 Leave out `torch.compile`, compile only the part that consists of many small operations, or cache compiled
 code between runs:
 
-```bash
-TORCHINDUCTOR_FX_GRAPH_CACHE=1 python train.py
+```diff
+-model = torch.compile(model)
++model.encoder = torch.compile(model.encoder)          # the part of many small operations
+-python train.py
++TORCHINDUCTOR_FX_GRAPH_CACHE=1 python train.py        # or keep what was compiled between runs
 ```
 
 Fix safety

@@ -18,9 +18,12 @@ graph. There is no ceiling: nothing can be changed inside a compiled function wh
 Fix
 Move what Python must do out of the compiled function, or express it with tensors:
 
-```python
-x = torch.where(x.abs().amax() > limit, x / 2, x)   # instead of `if x.abs().max() > limit:`
-losses.append(loss.detach())                        # and .item() outside the compiled function
+```diff
+-if x.abs().max() > limit:
+-    x = x / 2
++x = torch.where(x.abs().amax() > limit, x / 2, x)
+-losses.append(loss.item())
++losses.append(loss.detach())                        # and .item() outside the compiled function
 ```
 
 `TORCH_LOGS=graph_breaks` shows every break with its stack, and `fullgraph=True` makes them errors.

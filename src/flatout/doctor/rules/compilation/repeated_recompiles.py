@@ -19,10 +19,13 @@ compiled form did not run.
 Fix
 Keep changing values out of the guards:
 
-```python
-self.register_buffer("step", torch.zeros(()))           # instead of self.step += 1 on a Python number
-model = torch.compile(model, dynamic=True)              # lengths that change
-torch._dynamo.mark_dynamic(batch, 0)                    # or only this dimension
+```diff
+-self.step += 1                                         # a Python number
++self.register_buffer("step", torch.zeros(()))           # in __init__
++self.step += 1
+-model = torch.compile(model)
++model = torch.compile(model, dynamic=True)              # lengths that change
++torch._dynamo.mark_dynamic(batch, 0)                    # or only this dimension
 ```
 
 Compile once, outside the loop. If `dynamic=True` is slower, pad lengths to a few sizes.

@@ -20,11 +20,15 @@ all loading and so give an upper bound. It never exceeds the share observed for 
 Fix
 Allocate the batch once and copy each sample into its place:
 
-```python
-batch = np.zeros((len(samples), longest, width), dtype=np.float32)
-for row, sample in enumerate(samples):
-    batch[row, : len(sample)] = sample
-return torch.from_numpy(batch)
+```diff
+-batch = np.zeros((0, longest, width))
+-for sample in samples:
+-    batch = np.concatenate([batch, pad(sample)[None]])
+-return torch.tensor(batch)
++batch = np.zeros((len(samples), longest, width), dtype=np.float32)
++for row, sample in enumerate(samples):
++    batch[row, : len(sample)] = sample
++return torch.from_numpy(batch)
 ```
 
 `torch.nn.utils.rnn.pad_sequence(samples, batch_first=True)` does the same for tensors.

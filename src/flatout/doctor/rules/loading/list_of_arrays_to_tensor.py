@@ -18,8 +18,9 @@ line holds.
 Fix
 Join the arrays first:
 
-```python
-batch = torch.from_numpy(np.stack(arrays))      # instead of torch.tensor(arrays)
+```diff
+-batch = torch.tensor(arrays)
++batch = torch.from_numpy(np.stack(arrays))
 ```
 
 Fix safety

@@ -20,18 +20,21 @@ distinguishes work from waiting.
 Fix
 If workers wait for storage, use more of them, even more than there are cores:
 
-```python
-loader = DataLoader(dataset, batch_size=64, num_workers=8, persistent_workers=True, prefetch_factor=4)
+```diff
+-loader = DataLoader(dataset, batch_size=64, num_workers=2)
++loader = DataLoader(dataset, batch_size=64, num_workers=8, persistent_workers=True, prefetch_factor=4)
 ```
 
 If they compute, make samples cheaper: do once what does not change between epochs, decode at the size you
 need, or move the work to the device. If samples are rows in memory, sending them between processes costs
 more than reading them; take a whole batch at once:
 
-```python
-class Rows(Dataset):
-    def __getitems__(self, indices):        # one gather instead of a call per sample
-        return list(zip(self.x[indices], self.y[indices]))
+```diff
+ class Rows(Dataset):
+-    def __getitem__(self, index):
+-        return self.x[index], self.y[index]
++    def __getitems__(self, indices):        # one gather for the batch
++        return list(zip(self.x[indices], self.y[indices]))
 ```
 
 Fix safety

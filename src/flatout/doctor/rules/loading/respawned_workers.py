@@ -19,8 +19,9 @@ it is the epoch without the measured start, limited to how much longer the first
 observed to take.
 
 Fix
-```python
-loader = DataLoader(dataset, batch_size=64, num_workers=4, persistent_workers=True)
+```diff
+-loader = DataLoader(dataset, batch_size=64, num_workers=4)
++loader = DataLoader(dataset, batch_size=64, num_workers=4, persistent_workers=True)
 ```
 
 Build the loader once, before the loop over epochs: a loader built inside it starts its workers again

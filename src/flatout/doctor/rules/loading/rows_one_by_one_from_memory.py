@@ -19,12 +19,13 @@ Fix
 Give the dataset `__getitems__`, which a DataLoader calls with all indices of a batch, and do not collate
 the result:
 
-```python
-class Rows(TensorDataset):
-    def __getitems__(self, indices):
-        return self[indices]
-
-loader = DataLoader(Rows(x, y), batch_size=256, shuffle=True, collate_fn=lambda batch: batch)
+```diff
++class Rows(TensorDataset):
++    def __getitems__(self, indices):
++        return self[indices]
++
+-loader = DataLoader(TensorDataset(x, y), batch_size=256, shuffle=True)
++loader = DataLoader(Rows(x, y), batch_size=256, shuffle=True, collate_fn=lambda batch: batch)
 ```
 
 Fix safety

@@ -17,8 +17,9 @@ remove all loading and so give an upper bound. It never exceeds the observed wai
 Fix
 Let worker processes prepare batches while the device computes:
 
-```python
-loader = DataLoader(dataset, batch_size=64, num_workers=2, persistent_workers=True)
+```diff
+-loader = DataLoader(dataset, batch_size=64)
++loader = DataLoader(dataset, batch_size=64, num_workers=2, persistent_workers=True)
 ```
 
 The finding recommends as many workers as would hide the loading behind the rest of the step, but no more

@@ -17,11 +17,14 @@ exceeds the function's share of the wait.
 Fix
 Do it once, in one operation, or in a compiled library:
 
-```python
-counts = np.bincount(document, minlength=num_words)   # instead of a loop over words
-tokens = np.load("tokens.npy", mmap_mode="r")         # made once, before training
-image = Image.open(path)
-image.draft("RGB", (256, 256))                        # decode a JPEG at about that size, not at its own
+```diff
+-counts = [document.count(word) for word in range(num_words)]
++counts = np.bincount(document, minlength=num_words)
+-tokens = tokenizer(text)
++tokens = np.load("tokens.npy", mmap_mode="r")         # made once, before training
+-image = Image.open(path).resize((256, 256))
++image = Image.open(path)
++image.draft("RGB", (256, 256))                        # decode a JPEG at about that size, not at its own
 ```
 
 If the line calls a tokenizer, or a library that decodes images, the finding says what to do about it.

@@ -16,8 +16,9 @@ above 1.05×. The same steps give the ceiling.
 Fix
 Set the number before torch is imported, or in the script:
 
-```python
-torch.set_num_threads(2)        # or OMP_NUM_THREADS=2 in the environment
+```diff
+-torch.set_num_threads(16)
++torch.set_num_threads(2)        # or OMP_NUM_THREADS=2 in the environment
 ```
 
 `flatout tune` tries it as the treatment `threads`. Loader workers use one thread each by default; libraries

@@ -17,8 +17,9 @@ waits for its loader, or if the job has more workers than cores.
 Fix
 Use the number that the finding names:
 
-```python
-loader = DataLoader(dataset, batch_size=64, num_workers=1, persistent_workers=True)
+```diff
+-loader = DataLoader(dataset, batch_size=64, num_workers=16)
++loader = DataLoader(dataset, batch_size=64, num_workers=1, persistent_workers=True)
 ```
 
 Fix safety

@@ -23,6 +23,15 @@ Draw batches from samples of similar length: shuffle, sort within chunks of some
 shuffle the batches, and pass them as `batch_sampler`. Cutting by a token budget instead of a number of
 samples also fills the device evenly.
 
+```diff
+-loader = DataLoader(dataset, batch_size=64, shuffle=True, collate_fn=pad)
++order = torch.randperm(len(dataset)).split(50 * 64)                                # chunks of 50 batches
++sorted_chunks = [sorted(chunk.tolist(), key=length_of) for chunk in order]
++batches = [chunk[i : i + 64] for chunk in sorted_chunks for i in range(0, len(chunk), 64)]
++random.shuffle(batches)
++loader = DataLoader(dataset, batch_sampler=batches, collate_fn=pad)
+```
+
 Fix safety
 Lossy: each sample is still seen once per epoch, but batches have different members, so gradients differ and
 a loss averaged over positions weighs samples differently. Compare loss curves.

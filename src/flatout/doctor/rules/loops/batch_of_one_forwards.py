@@ -18,8 +18,9 @@ through the model in one call or, if they cannot, steps without the loop.
 Fix
 Stack the samples and call the model once:
 
-```python
-outputs = model(torch.stack(samples))
+```diff
+-outputs = torch.stack([model(sample[None])[0] for sample in samples])
++outputs = model(torch.stack(samples))
 ```
 
 Pad samples of different lengths, or group them by length. With a loader, raise `batch_size` instead of

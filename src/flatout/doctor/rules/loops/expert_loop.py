@@ -17,10 +17,12 @@ for its arithmetic and bytes.
 Fix
 Sort the rows by expert, and multiply group by group in one call:
 
-```python
-order = expert.argsort(stable=True)
-ends = torch.bincount(expert, minlength=num_experts).cumsum(0).to(torch.int32)
-hidden = torch._grouped_mm(x[order], self.up, offs=ends)     # up: experts x width x hidden
+```diff
+-for i in range(num_experts):
+-    hidden[expert == i] = x[expert == i] @ self.up[i]        # up: experts x width x hidden
++order = expert.argsort(stable=True)
++ends = torch.bincount(expert, minlength=num_experts).cumsum(0).to(torch.int32)
++hidden = torch._grouped_mm(x[order], self.up, offs=ends)     # its rows are in the order of `order`
 ```
 
 Without a grouped product, pad each expert to a capacity and use `torch.bmm`.

@@ -27,9 +27,10 @@ It depends on the step:
 - An optimizer that loops over parameters: `AdamW(parameters, fused=True)` makes one kernel of hundreds.
 - Shapes that change or Python that dynamo cannot trace: compile the blocks that launch most, one by one.
 
-```python
-model = torch.compile(model, mode="reduce-overhead")
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+```diff
+-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
++model = torch.compile(model, mode="reduce-overhead")
++optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 ```
 
 Fix safety

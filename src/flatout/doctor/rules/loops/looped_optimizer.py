@@ -15,8 +15,9 @@ fused one. On a CPU, torch loops by default, which this rule leaves alone; `flat
 there.
 
 Fix
-```python
-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
+```diff
+-optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, foreach=False)
++optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
 ```
 
 Fix safety

@@ -15,14 +15,15 @@ of the step. The ceiling is measured: steps in which groups with equal options a
 Fix
 Collect the parameters by their options:
 
-```python
-groups = {}
-for name, parameter in model.named_parameters():
-    options = (rate_of(name), 0.0 if parameter.ndim < 2 else decay)
-    groups.setdefault(options, []).append(parameter)
-optimizer = torch.optim.AdamW(
-    [{"params": each, "lr": rate, "weight_decay": decay} for (rate, decay), each in groups.items()]
-)
+```diff
+-groups = [{"params": [p], "lr": rate_of(name), "weight_decay": decay_of(p)} for name, p in named]
+-optimizer = torch.optim.AdamW(groups)
++groups = {}
++for name, p in named:
++    groups.setdefault((rate_of(name), decay_of(p)), []).append(p)
++optimizer = torch.optim.AdamW(
++    [{"params": each, "lr": rate, "weight_decay": decay} for (rate, decay), each in groups.items()]
++)
 ```
 
 Fix safety

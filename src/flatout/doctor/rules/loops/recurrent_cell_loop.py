@@ -18,9 +18,12 @@ ceiling is measured: steps in which a sequence module of the same sizes replaces
 steps without the loop.
 
 Fix
-```python
-self.rnn = nn.LSTM(width, hidden, batch_first=True)
-outputs, state = self.rnn(x)                     # instead of a loop over cell(x[:, t], state)
+```diff
+-self.cell = nn.LSTMCell(width, hidden)
+-for t in range(length):
+-    state = self.cell(x[:, t], state)
++self.rnn = nn.LSTM(width, hidden, batch_first=True)
++outputs, state = self.rnn(x)
 ```
 
 Weights carry over by name: `weight_ih` becomes `weight_ih_l0`. If each input depends on the previous

@@ -19,9 +19,10 @@ line, forward and backward, plus what the device needs at its best for the block
 Fix
 Take all rows in one call:
 
-```python
-rows = x[torch.arange(batch, device=x.device), last]   # instead of [x[b, last[b]] for b in range(batch)]
-rows = torch.gather(x, 1, index)                       # any rows, in any order, with one backward
+```diff
+-rows = torch.stack([x[b, last[b]] for b in range(batch)])
++rows = x[torch.arange(batch, device=x.device), last]
++rows = torch.gather(x, 1, index)                       # or any rows, in any order, with one backward
 ```
 
 If a loop must stay, `x.unbind(0)` creates all rows at once, with one backward for all of them.

@@ -16,9 +16,10 @@ stay, and only stacking the models shows the gain.
 Fix
 Stack the members and map over them:
 
-```python
-weights, buffers = torch.func.stack_module_state(members)
-outputs = torch.func.vmap(run_one, in_dims=(0, 0, None))(weights, buffers, x)
+```diff
+-outputs = torch.stack([member(x) for member in members])
++weights, buffers = torch.func.stack_module_state(members)
++outputs = torch.func.vmap(run_one, in_dims=(0, 0, None))(weights, buffers, x)
 ```
 
 To train many adapters on one base in one pass, use `flatout adapt`; for populations, use `flatout evolve`.

@@ -20,9 +20,10 @@ and backward, plus what the device needs at its best for its arithmetic and byte
 Fix
 Create the tensor once, outside the loop, or build everything from one array:
 
-```python
-kinds = torch.tensor([sample.kind for sample in samples], device=device)  # one creation
-embedded = self.kind_embedding(kinds)                                      # one lookup
+```diff
+-embedded = [self.kind_embedding(torch.tensor(sample.kind, device=device)) for sample in samples]
++kinds = torch.tensor([sample.kind for sample in samples], device=device)  # one creation
++embedded = self.kind_embedding(kinds)                                      # one lookup
 ```
 
 Constants belong in `register_buffer`, so that they move with the module.

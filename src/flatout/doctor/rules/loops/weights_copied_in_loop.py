@@ -15,8 +15,10 @@ least 3 % of the step. The ceiling is measured: steps without the block that con
 Fix
 Keep one model per variant, or call one model with other weights without copying them:
 
-```python
-outputs = torch.func.functional_call(model, variant, (x,))       # no copy
+```diff
+-model.load_state_dict(variant)
+-outputs = model(x)
++outputs = torch.func.functional_call(model, variant, (x,))       # no copy
 ```
 
 Update a target network every hundredth step, or with one call for all tensors:

@@ -14,8 +14,9 @@ tensor uses at least a quarter of it. There is no share and no ceiling: the step
 not typical.
 
 Fix
-```bash
-PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py
+```diff
+-python train.py
++PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py
 ```
 
 Pad sequences to a few lengths, and run the longest batch first.

@@ -16,9 +16,10 @@ memory, and computing the loss in pieces is not faster.
 Fix
 Compute the loss in pieces and checkpoint each, or use a fused kernel that never writes the logits:
 
-```python
-pieces = zip(hidden.split(1024), labels.split(1024))
-loss = sum(checkpoint(loss_of, piece, label, use_reentrant=False) for piece, label in pieces)
+```diff
+-loss = loss_of(hidden, labels)                     # projects to the vocabulary, then cross entropy
++pieces = zip(hidden.split(1024), labels.split(1024))
++loss = sum(checkpoint(loss_of, piece, label, use_reentrant=False) for piece, label in pieces)
 ```
 
 Compute logits only for the positions that are scored: `model(..., logits_to_keep=n)` in transformers.

@@ -18,9 +18,11 @@ the finding says in how many steps the memory is full.
 Fix
 Keep the number, not the graph:
 
-```python
-losses.append(loss.detach())      # read with .item() when it is printed
-state = tuple(part.detach() for part in state)
+```diff
+-losses.append(loss)
++losses.append(loss.detach())      # read with .item() when it is printed
+-output, state = model(x, state)
++output, state = model(x, tuple(part.detach() for part in state))
 ```
 
 Fix safety

@@ -14,9 +14,11 @@ ceiling: what is at stake is the whole job.
 Fix
 Use a smaller batch and accumulate gradients, checkpoint activations, or shard the optimizer's state:
 
-```python
-loader = DataLoader(dataset, batch_size=16)               # instead of 32
-(loss / 2).backward()                                     # and step the optimizer every second batch
+```diff
+-loader = DataLoader(dataset, batch_size=32)
++loader = DataLoader(dataset, batch_size=16)
+-loss.backward()
++(loss / 2).backward()             # and step the optimizer every second batch
 ```
 
 `flatout plan` says which batch fits, and what each of these saves.

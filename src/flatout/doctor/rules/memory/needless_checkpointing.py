@@ -15,9 +15,11 @@ ceiling is measured: steps that keep their activations. If that bound does not f
 checkpoints, and there is no finding.
 
 Fix
-```python
-x = block(x)                                       # instead of checkpoint(block, x, use_reentrant=False)
-model.gradient_checkpointing_disable()             # transformers; Trainer(gradient_checkpointing=False)
+```diff
+-x = checkpoint(block, x, use_reentrant=False)
++x = block(x)
+-model.gradient_checkpointing_enable()              # transformers
++model.gradient_checkpointing_disable()
 ```
 
 `flatout plan` says which batch fits without checkpoints.

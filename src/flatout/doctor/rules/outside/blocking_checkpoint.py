@@ -17,11 +17,10 @@ of the job if that time cost nothing.
 Fix
 Save less often, or copy the state first and write it from another thread:
 
-```python
-from torch.distributed.checkpoint.state_dict_saver import async_save   # copies, then writes behind
-
-state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
-threading.Thread(target=torch.save, args=(state, path)).start()
+```diff
+-torch.save(model.state_dict(), path)
++state = {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
++threading.Thread(target=torch.save, args=(state, path)).start()
 ```
 
 Save frozen weights once, not with every checkpoint.

@@ -16,9 +16,10 @@ of the job if that time cost nothing.
 Fix
 Prepare what an epoch needs once, or combine several epochs into one:
 
-```python
-order = torch.randperm(len(dataset)).tolist()           # instead of random.shuffle over a list of samples
-loader = DataLoader(dataset, sampler=RandomSampler(dataset, num_samples=10 * len(dataset)))
+```diff
+-random.shuffle(samples)
+-loader = DataLoader(samples)
++loader = DataLoader(samples, sampler=RandomSampler(samples, num_samples=10 * len(samples)))
 ```
 
 Fix safety

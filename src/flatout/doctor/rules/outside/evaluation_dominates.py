@@ -17,13 +17,16 @@ every epoch. The ceiling is the speed-up of the job if that time cost nothing.
 Fix
 Evaluate less often or on a fixed part of the set, and make the evaluation fast:
 
-```python
-@torch.inference_mode()
-def evaluate(model, loader):        # a batch several times the training one: no gradients are kept
-    ...
+```diff
+-@torch.no_grad()
++@torch.inference_mode()
+ def evaluate(model, loader):        # a batch several times the training one: no gradients are kept
+     ...
 
-if step % 5000 == 0:
-    evaluate(model, quick_loader)   # a few thousand samples; the whole set at the end of an epoch
+-if step % 500 == 0:
+-    evaluate(model, whole_loader)
++if step % 5000 == 0:
++    evaluate(model, quick_loader)   # a few thousand samples; the whole set at the end of an epoch
 ```
 
 Fix safety

@@ -17,9 +17,12 @@ Fix
 Play many games at once, so that one model call serves all of them, or play in other processes while this
 one trains:
 
-```python
-actions = policy(states)                 # [games, state], one call for all of them
-states, rewards = games.step(actions)    # a simulator over arrays, or gymnasium.vector.AsyncVectorEnv
+```diff
+-for game in games:
+-    action = policy(game.state[None])
+-    game.step(action)
++actions = policy(states)                 # [games, state], one call for all of them
++states, rewards = games.step(actions)    # a simulator over arrays, or gymnasium.vector.AsyncVectorEnv
 ```
 
 Fix safety

@@ -16,9 +16,10 @@ was seen. The ceiling is the speed-up of the job if that time cost nothing.
 Fix
 Do it less often, or hand it to another thread:
 
-```python
-writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)
-writer.submit(draw_figure, losses.copy())
+```diff
+-draw_figure(losses)
++writer = concurrent.futures.ThreadPoolExecutor(max_workers=1)     # once, before the loop
++writer.submit(draw_figure, losses.copy())
 ```
 
 Fix safety

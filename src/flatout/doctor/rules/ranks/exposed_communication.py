@@ -16,12 +16,11 @@ others also wait there for stragglers. The result is at least 5 % of the step.
 Fix
 Exchange less often, or fewer bytes, or earlier:
 
-```python
-with nullcontext() if last_micro_batch else model.no_sync():   # once for several backward passes
-    loss.backward()
-
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-model.register_comm_hook(None, default_hooks.bf16_compress_hook)   # half of the bytes
+```diff
+-loss.backward()
++with nullcontext() if last_micro_batch else model.no_sync():   # once for several backward passes
++    loss.backward()
++model.register_comm_hook(None, default_hooks.bf16_compress_hook)   # or half of the bytes
 ```
 
 A larger batch per GPU gives more computation to hide the same exchange behind. Buckets of the default 25 MB

@@ -18,10 +18,10 @@ ceiling.
 Fix
 Check which device the exchange uses, and why it is not the fast one:
 
-```bash
-NCCL_DEBUG=INFO torchrun ... | grep "Using network"   # Socket where IB was expected
-NCCL_SOCKET_IFNAME=eth1 GLOO_SOCKET_IFNAME=eth1       # the card by name
-ethtool eth1 | grep Speed                             # a port that agreed on less
+```diff
+-torchrun train.py
++NCCL_DEBUG=INFO torchrun train.py | grep "Using network"   # Socket where IB was expected?
++NCCL_SOCKET_IFNAME=eth1 torchrun train.py                  # then name the fast card
 ```
 
 Fix safety

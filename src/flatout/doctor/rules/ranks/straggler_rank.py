@@ -16,10 +16,12 @@ Fix
 See in which phase the rank differs. A longer wait points to its shard or its disk; a longer forward to
 larger or longer batches; a longer rest to logging, evaluation or checkpoints that only this rank does:
 
-```python
-sampler = DistributedSampler(dataset, drop_last=True)   # equal shards
-if rank == 0 and step % 1000 == 0:                      # seldom, or in a thread
-    log(metrics)
+```diff
+-sampler = DistributedSampler(dataset)
++sampler = DistributedSampler(dataset, drop_last=True)   # equal shards
+-if rank == 0:
++if rank == 0 and step % 1000 == 0:                      # seldom, or in a thread
+     log(metrics)
 ```
 
 Fix safety

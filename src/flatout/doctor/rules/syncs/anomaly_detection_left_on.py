@@ -15,9 +15,11 @@ including an argument of a framework's trainer. The ceiling is measured: steps w
 Fix
 Turn it on only for the run that looks for a NaN:
 
-```python
-torch.autograd.set_detect_anomaly(False)
-trainer = Trainer(detect_anomaly=False)   # Lightning
+```diff
+-torch.autograd.set_detect_anomaly(True)
++torch.autograd.set_detect_anomaly(False)
+-trainer = Trainer(detect_anomaly=True)    # Lightning
++trainer = Trainer(detect_anomaly=False)
 ```
 
 Fix safety

@@ -16,8 +16,10 @@ call does nothing.
 Fix
 Remove the call. If memory runs short because freed blocks do not fit, let segments grow instead:
 
-```bash
-PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py
+```diff
+-torch.cuda.empty_cache()
+-python train.py
++PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py
 ```
 
 Fix safety

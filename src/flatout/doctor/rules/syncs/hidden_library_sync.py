@@ -17,10 +17,13 @@ There is no arm: what a library reads may decide what it does next.
 Fix
 Turn the check off:
 
-```python
-Categorical(logits=logits, validate_args=False)           # torch.distributions
-MeanMetric(nan_strategy="disable")                        # torchmetrics
-attention(q, k, v, is_causal=True)                        # instead of a mask that is looked at
+```diff
+-Categorical(logits=logits)
++Categorical(logits=logits, validate_args=False)           # torch.distributions
+-MeanMetric()
++MeanMetric(nan_strategy="disable")                        # torchmetrics
+-attention(q, k, v, mask=causal_mask)                      # the mask is looked at
++attention(q, k, v, is_causal=True)
 ```
 
 Fix safety

@@ -15,11 +15,14 @@ ceiling is measured: steps without the block that contains the line.
 Fix
 Keep the shape and mask the result, or sort once and split by counts that are read once:
 
-```python
-loss = (loss_of_each * mask).sum() / mask.sum()          # instead of loss_of_each[mask].mean()
-order = expert.argsort(stable=True)                      # instead of one mask for each expert
-sizes = torch.bincount(expert, minlength=num_experts).tolist()
-for rows, layer in zip(x[order].split(sizes), layers): ...
+```diff
+-loss = loss_of_each[mask].mean()
++loss = (loss_of_each * mask).sum() / mask.sum()
+-for i, layer in enumerate(layers):
+-    out[expert == i] = layer(x[expert == i])
++order = expert.argsort(stable=True)
++sizes = torch.bincount(expert, minlength=num_experts).tolist()
++out[order] = torch.cat([layer(rows) for rows, layer in zip(x[order].split(sizes), layers)])
 ```
 
 Fix safety

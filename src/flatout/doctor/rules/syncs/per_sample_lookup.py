@@ -15,9 +15,10 @@ One line calls `nonzero` or `argwhere` and reads a number at least 8 times per s
 Fix
 Look up all samples at once, in a table that is built once:
 
-```python
-index = torch.searchsorted(timesteps, batch)      # timesteps in rising order
-index = place_of[batch]                           # or: place_of[timesteps] = torch.arange(len(timesteps))
+```diff
+-index = torch.tensor([(timesteps == t).nonzero().item() for t in batch])
++index = torch.searchsorted(timesteps, batch)      # timesteps in rising order
++index = place_of[batch]                           # or: place_of[timesteps] = torch.arange(len(timesteps))
 ```
 
 Fix safety

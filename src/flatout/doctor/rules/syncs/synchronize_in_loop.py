@@ -14,11 +14,15 @@ call does nothing.
 Fix
 Remove the call. To time a step, record events and read them later:
 
-```python
-start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-start.record()
-train_step()
-end.record()        # start.elapsed_time(end), some steps later
+```diff
+-torch.cuda.synchronize()
+-start = time.perf_counter()
++start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
++start.record()
+ train_step()
+-torch.cuda.synchronize()
+-seconds = time.perf_counter() - start
++end.record()        # start.elapsed_time(end), some steps later
 ```
 
 Fix safety

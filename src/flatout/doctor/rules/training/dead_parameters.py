@@ -17,9 +17,11 @@ finding says how many those were.
 Fix
 Use them in `forward`, or do not pass them to the optimizer:
 
-```python
-for parameter in model.pooler.parameters():
-    parameter.requires_grad_(False)
+```diff
+-optimizer = torch.optim.AdamW(model.parameters())
++for parameter in model.pooler.parameters():
++    parameter.requires_grad_(False)
++optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
 ```
 
 Fix safety

@@ -16,9 +16,10 @@ itself while it searches for its scale, and is left alone.
 Fix
 Find the first operation that produces it, in a short run:
 
-```python
-with torch.autograd.detect_anomaly():
-    loss.backward()
+```diff
+-loss.backward()
++with torch.autograd.detect_anomaly():    # until the line is found
++    loss.backward()
 ```
 
 Usual causes are a logarithm of zero or a division by zero, a learning rate that is too high, and a 16-bit

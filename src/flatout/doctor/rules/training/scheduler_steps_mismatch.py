@@ -17,8 +17,9 @@ counts batches but is stepped once per epoch, because a diagnosis does not know 
 Fix
 Set the length in the unit that is stepped:
 
-```python
-schedule = CosineAnnealingLR(optimizer, T_max=num_epochs * len(loader))   # stepped in every batch
+```diff
+-schedule = CosineAnnealingLR(optimizer, T_max=num_epochs)                 # stepped in every batch
++schedule = CosineAnnealingLR(optimizer, T_max=num_epochs * len(loader))
 ```
 
 or call `schedule.step()` once per epoch.

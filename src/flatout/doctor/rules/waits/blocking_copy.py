@@ -14,8 +14,9 @@ profiler saw such copies take at least 3 % of the step. Copy time is divided amo
 bytes. The ceiling is measured: steps whose copies the host does not wait for.
 
 Fix
-```python
-batch = batch.to(device, non_blocking=True)
+```diff
+-batch = batch.to(device)
++batch = batch.to(device, non_blocking=True)
 ```
 
 Fix safety

@@ -21,10 +21,13 @@ at its best.
 Fix
 Do the work less often, or in one batched operation instead of a loop:
 
-```python
-torch._foreach_lerp_(averages, parameters, 1 - decay)   # instead of one line per parameter
-if step % 50 == 0:
-    log(losses)
+```diff
+-for average, parameter in zip(averages, parameters):
+-    average.mul_(decay).add_(parameter, alpha=1 - decay)
++torch._foreach_lerp_(averages, parameters, 1 - decay)
+-log(losses)
++if step % 50 == 0:
++    log(losses)
 ```
 
 Fix safety

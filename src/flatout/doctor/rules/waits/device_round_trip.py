@@ -19,8 +19,9 @@ the line, or steps whose reads return at once. A round trip over several lines i
 Fix
 Stay on the GPU:
 
-```python
-token = torch.multinomial(p, 1)
+```diff
+-token = torch.multinomial(p.cpu(), 1).to(device)
++token = torch.multinomial(p, 1)
 ```
 
 Fix safety

@@ -20,13 +20,14 @@ compiling.
 Fix
 Remove calls of `gc.collect()` from the loop. If the collector runs by itself, run it less often:
 
-```python
-gc.collect(); gc.freeze()       # what set-up made is not looked at again
-gc.disable()
-for step, batch in enumerate(loader):
-    ...
-    if step % 100 == 0:
-        gc.collect()
+```diff
++gc.collect(); gc.freeze()       # what set-up made is not looked at again
++gc.disable()
+ for step, batch in enumerate(loader):
+     train_step(batch)
+-    gc.collect()
++    if step % 100 == 0:
++        gc.collect()
 ```
 
 `flatout tune` tries that as the treatment `garbage-every`.

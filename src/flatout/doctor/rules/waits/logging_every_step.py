@@ -17,10 +17,13 @@ steps without that line. Waiting for numbers from a GPU is reported as [FO202](#
 Fix
 Log every few dozen steps:
 
-```python
-if step % 50 == 0:
-    print(f"step {step} loss {loss.item():.3f}")
-for batch in tqdm(loader, mininterval=1.0): ...
+```diff
+-for step, batch in enumerate(tqdm(loader)):
++for step, batch in enumerate(tqdm(loader, mininterval=1.0)):
+     loss = train_step(batch)
+-    print(f"step {step} loss {loss.item():.3f}")
++    if step % 50 == 0:
++        print(f"step {step} loss {loss.item():.3f}")
 ```
 
 `flatout tune` tries progress bars that redraw less often, as the treatment `progress-bars`.

@@ -19,8 +19,9 @@ what range they need; so are 32-bit images that were once bytes.
 Fix
 Convert them where they are created:
 
-```python
-features = torch.from_numpy(features.astype(np.float32))
+```diff
+-features = torch.from_numpy(features)                       # float64, as NumPy makes it
++features = torch.from_numpy(features.astype(np.float32))
 ```
 
 Fix safety

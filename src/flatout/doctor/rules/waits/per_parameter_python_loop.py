@@ -16,11 +16,13 @@ loop whose first line goes over `parameters()`, `named_parameters()`, `buffers()
 the device needs at its best for the loop's arithmetic and bytes.
 
 Fix
-```python
-with torch.no_grad():
-    torch._foreach_lerp_(averages, parameters, 1 - decay)       # instead of a line for each
-norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
-torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+```diff
+-for average, parameter in zip(averages, parameters):
+-    average.data = decay * average.data + (1 - decay) * parameter.data
++with torch.no_grad():
++    torch._foreach_lerp_(averages, parameters, 1 - decay)
+-norm = sum(p.grad.norm() ** 2 for p in model.parameters()) ** 0.5
++norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
 ```
 
 `flatout tune --patch` rewrites such averages, as the patch `foreach-average`. A decay that is read back

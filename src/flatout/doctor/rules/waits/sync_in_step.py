@@ -19,10 +19,12 @@ value it gave last time.
 Fix
 Keep the number on the GPU and read it rarely:
 
-```python
-total += loss.detach()          # instead of total += loss.item()
-if step % 100 == 0:
-    print((total / 100).item())
+```diff
+-total += loss.item()
++total += loss.detach()
+ if step % 100 == 0:
+-    print(total / 100)
++    print((total / 100).item())
 ```
 
 For masks, `torch.where(mask, x, other)` has a fixed shape and needs no sync. For assertions and norms,

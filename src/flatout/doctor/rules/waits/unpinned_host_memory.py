@@ -17,9 +17,11 @@ bytes. The ceiling is measured: steps whose batches are already in page-locked m
 Fix
 Let the loader place batches in page-locked memory, and do not wait for the copy:
 
-```python
-loader = DataLoader(dataset, batch_size=256, num_workers=4, pin_memory=True)
-batch = batch.to(device, non_blocking=True)
+```diff
+-loader = DataLoader(dataset, batch_size=256, num_workers=4)
++loader = DataLoader(dataset, batch_size=256, num_workers=4, pin_memory=True)
+-batch = batch.to(device)
++batch = batch.to(device, non_blocking=True)
 ```
 
 Do not call `.pin_memory()` in the training loop: locking pages there takes longer than the copy.
