@@ -33,6 +33,7 @@ Exact: the same numbers, without the check.
 from __future__ import annotations
 
 from flatout.doctor.finding import Finding
+from flatout.doctor.frameworks import by_argument
 from flatout.doctor.lines import show_calls, show_ops
 from flatout.doctor.rule import title_of
 from flatout.doctor.rules.waits.sync_in_step import gaps_after_waits, waiting_lines, waits_for_the_gpu
@@ -41,6 +42,7 @@ from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
 EXPLAINS = ("FO202",)
+LOOPS = ("transformers/trainer", "lightning/", "pytorch_lightning/")
 
 
 def detect(evidence: Evidence) -> list[Finding]:
@@ -62,9 +64,22 @@ def detect(evidence: Evidence) -> list[Finding]:
                 ),
                 share=share,
                 ceiling=None,
-                fix="pass the argument that turns the library's check off, or call it less often",
+                fix=_fix(evidence, vias),
                 safety="exact",
                 no_ceiling="what a library reads may decide what it does next, so its reads are left alone",
             )
         )
     return findings
+
+
+def _fix(evidence: Evidence, vias: list[str]) -> str:
+    """Where a framework's own loop waits, it does so to log."""
+    fix = "pass the argument that turns the library's check off, or call it less often"
+    if not all(via.startswith(LOOPS) for via in vias):
+        return fix
+    return by_argument(
+        evidence,
+        fix,
+        transformers="TrainingArguments(logging_nan_inf_filter=False), and a larger logging_steps=",
+        lightning="Trainer(log_every_n_steps=) a larger number, or enable_progress_bar=False",
+    )

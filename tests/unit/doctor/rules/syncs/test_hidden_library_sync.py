@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flatout.doctor.rules.syncs.hidden_library_sync import detect
@@ -37,3 +39,12 @@ def test_look_alikes(made, change):
 
 def test_a_line_that_waits_by_itself_is_sync_in_steps(made):
     assert detect(job(made, made.site("sync", op="item", device="cuda", calls_per_step=1.0))) == []
+
+
+def test_a_wait_of_the_frameworks_own_loop_is_its_logging(made):
+    waiting = job(made, via="transformers/trainer.py:2010")
+    in_its_loop = replace(waiting, job=replace(waiting.job, framework="transformers"))
+    (finding,) = detect(in_its_loop)
+    assert "logging_nan_inf_filter=False" in finding.fix
+    elsewhere = replace(job(made), job=in_its_loop.job)
+    assert "turns the library's check off" in detect(elsewhere)[0].fix
