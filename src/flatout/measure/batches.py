@@ -102,7 +102,15 @@ def num_rows(batch: Any, hint: int | None = None) -> int | None:
 
 
 def num_bytes(batch: Any) -> int:
-    return sum(int(array.nbytes) for array in arrays_of(batch))
+    return sum(bytes_of(array) for array in arrays_of(batch))
+
+
+def bytes_of(array: Any) -> int:
+    """Bytes of an array or a tensor; of a sparse tensor, which has no such figure, those of its values."""
+    try:
+        return int(array.nbytes)
+    except RuntimeError:
+        return int(array._nnz() * array.element_size())
 
 
 def halve(batch: Any, hint: int | None = None) -> Any | None:

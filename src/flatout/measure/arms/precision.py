@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
+from flatout.measure.batches import bytes_of
 from flatout.measure.clock import Clock, ident
 from flatout.measure.evidence import Kernels, Place
 from flatout.measure.patches import Patches
@@ -43,7 +44,7 @@ class TrainingState:
     def _fits(self) -> bool:
         import torch
 
-        on_gpu = sum(int(tensor.nbytes) for tensor in self._tensors if tensor.is_cuda)
+        on_gpu = sum(bytes_of(tensor) for tensor in self._tensors if tensor.is_cuda)
         return not on_gpu or on_gpu * SPARE < torch.cuda.mem_get_info()[0]
 
     def put_back(self) -> None:

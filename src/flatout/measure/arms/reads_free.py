@@ -22,6 +22,7 @@ from types import FrameType
 from typing import Any
 
 from flatout.measure.arms.arm import Arm, ArmContext
+from flatout.measure.batches import bytes_of
 from flatout.measure.clock import Clock, ident
 from flatout.measure.evidence import Place
 from flatout.measure.patches import Patches
@@ -90,7 +91,7 @@ class ReadsFree(Arm):
                 or self.refusal is not None
                 or ident() != self._clock.owner
                 or not self._user_code.is_user(frame.f_code)
-                or tensor.nbytes > MOST_BYTES
+                or bytes_of(tensor) > MOST_BYTES
                 or (name in COPIES and not _waits_for_copy(tensor, args, kwargs))
             ):
                 return read(tensor, *args, **kwargs)

@@ -26,6 +26,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from flatout.measure import PHASES
+from flatout.measure.batches import bytes_of
 from flatout.measure.clock import REST, Clock, now
 from flatout.measure.evidence import OperatorCalls, Place, Site, SiteKind
 from flatout.measure.lines.array_lists import OF_ARRAYS, of_arrays
@@ -264,8 +265,9 @@ class CallSites(TorchFunctionMode):
         if source is not None and kind in ("row", "cell"):
             counts.requires_grad |= source.requires_grad and torch.is_grad_enabled()
         if kind in ("copy", "weights") and source is not None and not self.attributing:
-            counts.num_bytes += source.nbytes
-            counts.wide_bytes += source.nbytes if source.dtype == torch.float64 else 0
+            moved = bytes_of(source)
+            counts.num_bytes += moved
+            counts.wide_bytes += moved if source.dtype == torch.float64 else 0
         if kind == "copy" and source is not None:
             counts.blocking = bool(counts.blocking) or not _is_asked_not_to_wait(args, kwargs)
             if counts.pinned is not True:

@@ -16,6 +16,7 @@ from typing import Any
 
 from flatout.measure.arms.call_results import attached, tensors_in
 from flatout.measure.arms.knock_out.blocks import Block
+from flatout.measure.batches import bytes_of
 from flatout.measure.clock import ident
 
 MOST_CALLS = 5000  # in a step
@@ -163,7 +164,7 @@ class KeptResults:
     def _measure(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
         if not self.giving:
             unique = {id(tensor): tensor for tensor in (*inputs, *results)}
-            self.num_bytes += sum(int(tensor.nbytes) for tensor in unique.values())
+            self.num_bytes += sum(map(bytes_of, unique.values()))
             self.requires_grad |= any(tensor.requires_grad for tensor in results)
 
 

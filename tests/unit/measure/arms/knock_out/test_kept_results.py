@@ -186,3 +186,12 @@ def test_inputs_and_results_are_weighed() -> None:
     kept = results()
     call(kept, torch.zeros(2, requires_grad=True), lambda x: x.repeat(3))
     assert (kept.num_bytes, kept.requires_grad) == (4 * (2 + 6), True)
+
+
+def test_sparse_tensors_go_in_and_come_out() -> None:
+    kept = results()
+    graph = torch.eye(3).to_sparse()
+    call(kept, graph, lambda x: x @ torch.ones(3, 1))
+    next_step(kept)
+    assert call(kept, graph, torch.neg).tolist() == [[1.0], [1.0], [1.0]]
+    assert kept.num_bytes == 2 * 3 * 4
