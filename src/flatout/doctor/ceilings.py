@@ -45,17 +45,28 @@ def prove(
     place: Place | None = None,
     observed_share: float | None = None,
 ) -> ArmProof:
-    """The first of `kinds` that ran at `place` decides; it frees at most `observed_share` of the step."""
-    for kind in kinds:
+    """The first of `kinds` that ran at `place` decides; it frees at most `observed_share` of the step.
+
+    Where its interval leaves a gain open and a later one proves it, it refutes nothing.
+    """
+    for number, kind in enumerate(kinds, start=1):
         found = arm_at(evidence, kind, place)
         if found is not None:
             ceiling = _capped(ceiling_of(found, evidence), observed_share)
             if shows_no_gain(ceiling):
+                is_open = (ceiling.speedup_high or 0.0) >= RESOLVABLE_SPEEDUP
+                if is_open and any(_proves(evidence, later, place) for later in kinds[number:]):
+                    return ArmProof(reason=_noise(ceiling))
                 return ArmProof(refuted=True)
             if ceiling.speedup_low is not None and ceiling.speedup_low <= 1:
                 return ArmProof(reason=_noise(ceiling))
             return ArmProof(ceiling=ceiling)
     return ArmProof(reason=_why_not(evidence, kinds, place))
+
+
+def _proves(evidence: Evidence, kind: str, place: Place | None) -> bool:
+    found = arm_at(evidence, kind, place)
+    return found is not None and is_proven(ceiling_of(found, evidence))
 
 
 def _capped(ceiling: Ceiling, observed_share: float | None) -> Ceiling:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from flatout.measure.evidence import Evidence, Loader
 
+WATCHES = ("lightning", "lightning_fabric", "torch")  # libraries that put code of theirs around DataLoader()
+
 
 def by_argument(
     evidence: Evidence, fix: str, *, transformers: str | None = None, lightning: str | None = None
@@ -30,4 +32,5 @@ def loader_arguments(loader: Loader, **arguments: object) -> str:
 
 def made_by(loader: Loader) -> str | None:
     """The library whose line makes a loader; None where it is the user's own."""
-    return None if loader.via is None else loader.via.partition("/")[0]
+    library = (loader.via or "").partition("/")[0]
+    return None if library in ("", *WATCHES) else library

@@ -187,3 +187,14 @@ def test_a_line_of_a_function_whose_call_was_left_out_is_gone_with_it(made):
     assert ceilings.prove(job, ("knock-out",), place=line).ceiling.speedup == pytest.approx(2.3)
     whole = dataclasses.replace(job, counterfactuals=(forward,))
     assert ceilings.prove(whole, ("knock-out",), place=line).ceiling is None
+
+
+def test_an_arm_that_leaves_a_gain_open_does_not_refute_what_a_later_one_proves(made):
+    """More workers, tried on a busy machine, tell nothing; cached batches show that the loader costs time."""
+    workers = made.counterfactual("workers", 0.94, width=0.6)
+    cached = made.counterfactual("cached", 4.8, width=0.5)
+    proof = ceilings.prove(made.evidence(counterfactuals=(workers, cached)), ("workers", "cached"))
+    assert not proof.refuted and proof.ceiling is None
+    assert "within the noise" in proof.reason
+    settled = made.counterfactual("workers", 0.94, width=0.05)
+    assert ceilings.prove(made.evidence(counterfactuals=(settled, cached)), ("workers", "cached")).refuted

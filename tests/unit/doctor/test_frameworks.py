@@ -61,4 +61,5 @@ def test_the_library_that_makes_a_loader_is_told_by_its_own_arguments(
 
 def test_a_loader_of_the_users_own_line_is_made_by_no_library(made: Any) -> None:
     assert made_by(made.loader()) is None
+    assert made_by(made.loader(via="lightning/fabric/utilities/data.py:325")) is None
     assert made_by(made.loader(via=TRAINER)) == "transformers"
