@@ -22,6 +22,7 @@ from flatout.doctor.readings import (
     show_ceiling,
     show_interval,
     straggler_words,
+    too_little,
     unexplained,
 )
 from flatout.doctor.rule import all_rules
@@ -79,6 +80,8 @@ def _figures(evidence: Evidence, findings: Sequence[Finding]) -> Iterator[tuple[
 
 def _summary(evidence: Evidence, findings: Sequence[Finding]) -> Html:
     if not findings:
+        if (little := too_little(evidence)) is not None:
+            return section("Findings", tag("p", little), anchor="findings")
         checked = ", ".join(instruments(evidence)) or "nothing: no step could be measured"
         left = unexplained(evidence)
         none = "None." if left is None else f"No rule names a line, but {left}"

@@ -8,6 +8,7 @@ samples go, what is done per sample halves.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ MOST_LINES = 3  # shown of those between the phases
 MOST_LOSS = 0.2  # of the step: lines of a loss that take more are worth a word, a loop over time for instance
 LEAST_DIFFERENT = 1.05  # the step's speed-up over the job's, to show both
 NARROW = 0.1  # an interval this close to 1 settles that a cause is not the limit
+ENOUGH_STEPS, SET_UP_S = 50, 30.0  # to look for causes in; before the first of them, about
 STRAGGLES = 1.1  # a rank this much slower than the median of all
 
 SAFETY: dict[FixSafety, str] = {
@@ -331,7 +333,7 @@ def instruments(evidence: Evidence) -> tuple[str, ...]:
     """List what was measured, for a reader who sees no findings."""
     taken = []
     if steps := len(evidence.kept("real")):
-        taken.append(f"{steps} timed steps")
+        taken.append(f"{steps} timed {'step' if steps == 1 else 'steps'}")
     if evidence.loaders:
         taken.append("the loader")
     if evidence.sites or evidence.module_calls:
@@ -342,6 +344,19 @@ def instruments(evidence: Evidence) -> tuple[str, ...]:
         taken.append("memory growth")
     taken.extend(f"the step {reading.label}" for reading in readings(evidence))
     return tuple(taken)
+
+
+def too_little(evidence: Evidence) -> str | None:
+    """What to do where the time ended before any cause could be looked for; None where one was."""
+    counted = not any(reason.startswith("count:") for reason in evidence.missing)
+    if evidence.step_s is None or counted or evidence.counterfactuals:
+        return None
+    minutes = math.ceil((SET_UP_S + ENOUGH_STEPS * evidence.step_s) / 60)
+    number = len(evidence.steps)
+    return (
+        f"Too little was measured to find a cause: {number} {'step' if number == 1 else 'steps'} of "
+        f"{show_seconds(evidence.step_s)} fitted into the time. Try --seconds {60 * minutes}."
+    )
 
 
 def unexplained(evidence: Evidence) -> str | None:

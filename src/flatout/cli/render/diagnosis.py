@@ -31,6 +31,7 @@ from flatout.doctor.readings import (
     readings,
     show_interval,
     straggler_words,
+    too_little,
     unexplained,
 )
 from flatout.doctor.rule import all_rules
@@ -103,7 +104,11 @@ def _headline(evidence: Evidence) -> Iterator[Text]:
     device = printable(job.device_name or job.device)
     ranks = f" · {job.world_size} processes" if job.world_size > 1 else ""
     figures = f"{device}{ranks} · step {show_seconds(evidence.step_s)}"
-    figures += f" (mean of {num_real} steps, {len(evidence.steps)} observed)" if num_real else ""
+    figures += (
+        f" (mean of {num_real} {'step' if num_real == 1 else 'steps'}, {len(evidence.steps)} observed)"
+        if num_real
+        else ""
+    )
     yield Text(figures)
     early = ended_early(job)
     if early is not None:
@@ -221,6 +226,9 @@ def _nothing_found(evidence: Evidence) -> Iterator[RenderableType]:
     taken = instruments(evidence)
     if not taken:
         yield Text("Nothing could be examined.")
+        return
+    if (little := too_little(evidence)) is not None:
+        yield Text(little, style="yellow")
         return
     left = unexplained(evidence)
     where = "in what was measured" if evidence.missing else "here"

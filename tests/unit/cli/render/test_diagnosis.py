@@ -182,3 +182,13 @@ def test_the_map_is_a_list_of_bars(width: int) -> None:
     assert "model.py:60-61 " in inner
     assert outer.count("█") > inner.count("█") > other.count("█")
     assert outer.rstrip().endswith("43.0× [38.7, 47.3]")
+
+
+def test_a_job_that_no_cause_could_be_looked_for_in_is_told_how_long_to_run() -> None:
+    evidence = builders.cpu_evidence(
+        counterfactuals=(), missing=("count: no time was left for this pass",), sites=(), module_calls=()
+    )
+    text = flowing(show(builders.diagnosis(findings=(), evidence=evidence)))
+    assert "Too little was measured to find a cause" in text
+    assert re.search(r"Try --seconds \d+\.", text)
+    assert "No findings" not in text
