@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from random import Random
+from statistics import mean
 
 from flatout.doctor.ceilings import KNOCKED_OUT, MOST, arm_at, holds, host_is_hidden, on_gpu, share_of
 from flatout.doctor.finding import Finding, FixSafety
@@ -19,6 +20,7 @@ from flatout.doctor.rule import Title
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, OptimizerSetup, Place, Site, SiteKind, StackPath
+from flatout.measure.statistics import typical_steps
 
 FEWEST_LOOKS, FEWEST_STEPS, NUM_RESAMPLES = 100, 3, 1000
 FEWEST_SAMPLES = 5  # looks at a block
@@ -69,22 +71,31 @@ def lines_of(sites: list[Site]) -> list[CodeLine]:
     by_line: dict[tuple[str, int], list[Site]] = {}
     for site in sorted(sites, key=lambda site: -site.calls_per_step):
         by_line.setdefault(site.place.at, []).append(site)
-    lines = [
-        CodeLine(
-            place=here[0].place,
-            ops=tuple(dict.fromkeys(site.op for site in here)),
-            calls_per_step=sum(site.calls_per_step for site in here),
-            host_s=_sum_of_known([site.host_s for site in here]),
-            backward_s=_sum_of_known([site.backward_s for site in here]),
-            derived_s=_sum_of_known([site.derived_s for site in here]),
-            bytes_per_step=sum(site.bytes_per_step or 0.0 for site in here),
-            requires_grad=any(site.requires_grad for site in here),
-            phases_s={phase: sum(site.phases_s.get(phase, 0.0) for site in here) for phase in PHASES},
-            steps_s=tuple(map(sum, zip(*(site.steps_s for site in here if site.steps_s), strict=False))),
-        )
-        for here in by_line.values()
-    ]
-    return sorted(lines, key=lambda line: -line.calls_per_step)
+    return sorted(map(_line_of, by_line.values()), key=lambda line: -line.calls_per_step)
+
+
+def _line_of(here: Sequence[Site]) -> CodeLine:
+    """The sites of one line; steps in which their thread lost its core are left out of their times."""
+    steps_s = tuple(map(sum, zip(*(site.steps_s for site in here if site.steps_s), strict=False)))
+    usual_s = [steps_s[number] for number in typical_steps(steps_s)]
+    usual = mean(usual_s) / mean(steps_s) if any(usual_s) else 1.0
+
+    def seconds(name: str) -> float | None:
+        known = [value for site in here if (value := getattr(site, name)) is not None]
+        return usual * sum(known) if known else None
+
+    return CodeLine(
+        place=here[0].place,
+        ops=tuple(dict.fromkeys(site.op for site in here)),
+        calls_per_step=sum(site.calls_per_step for site in here),
+        host_s=seconds("host_s"),
+        backward_s=seconds("backward_s"),
+        derived_s=seconds("derived_s"),
+        bytes_per_step=sum(site.bytes_per_step or 0.0 for site in here),
+        requires_grad=any(site.requires_grad for site in here),
+        phases_s={phase: usual * sum(site.phases_s.get(phase, 0.0) for site in here) for phase in PHASES},
+        steps_s=tuple(usual_s),
+    )
 
 
 def direct_lines(evidence: Evidence, kind: SiteKind) -> list[CodeLine]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import TYPE_CHECKING
 
 from flatout.measure.evidence import Counterfactual, Spread, Step
@@ -18,11 +19,20 @@ if TYPE_CHECKING:
 
 NUM_RESAMPLES = 2000
 OUTLIER_FACTOR = 3.0
+FEWEST_STEPS = 4  # to know what is usual
 MOST_OUTLIERS = 0.25  # of all timed steps
 UNKNOWN_CHANCE = 0.3  # of a round, where too few blocks were seen to tell: a shared machine's
 # by degrees of freedom, from 1 on; the last for any more
 STUDENT_95 = (12.7, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.2, 2.18, 2.16, 2.14, 2.13, 2.0)
 FARTHEST = 2  # blocks: what is farther away ran at another time
+
+
+def typical_steps(steps_s: Sequence[float]) -> list[int]:
+    """The numbers of the steps that are not far longer than the others."""
+    if len(steps_s) < FEWEST_STEPS:
+        return list(range(len(steps_s)))
+    longest_s = OUTLIER_FACTOR * median(steps_s)
+    return [number for number, step_s in enumerate(steps_s) if step_s <= longest_s]
 
 
 def bootstrap_interval(

@@ -132,3 +132,12 @@ def test_where_no_call_was_timed_the_looks_at_the_stack_give_the_share(made):
     shared = dataclasses.replace(measured, stacks=shared)
     assert line_share(shared, line) == pytest.approx(0.8 * 60 / 80)  # the other line has its part
     assert line_share(made.evidence(sites=(site,)), line) is None
+
+
+def test_a_step_in_which_the_thread_lost_its_core_is_not_the_lines(made):
+    steps_s = (1e-4, 1e-4, 1e-4, 1e-2, 1e-4, 1e-4, 1e-4, 1e-4)
+    mean_s = sum(steps_s) / len(steps_s)
+    (line,) = lines_of([made.site("create", host_s=mean_s, phases_s={"rest": mean_s}, steps_s=steps_s)])
+    assert line.host_s == pytest.approx(1e-4)
+    assert line.phases_s["rest"] == pytest.approx(1e-4)
+    assert len(line.steps_s) == 7

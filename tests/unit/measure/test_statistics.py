@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.measure.evidence import Step
-from flatout.measure.statistics import bootstrap_interval, compare, outliers, spread
+from flatout.measure.statistics import bootstrap_interval, compare, outliers, spread, typical_steps
 
 NUM_ROUNDS, NUM_STEPS = 6, 8
 
@@ -181,3 +181,8 @@ def test_a_bootstrap_covers_the_mean_and_draws_as_many_as_it_is_told() -> None:
         lambda drawn: shapes.append(drawn.shape) or drawn.mean(1), num_values=9, num_drawn=4, num_resamples=7
     )
     assert shapes == [(7, 4)]
+
+
+def test_a_step_far_longer_than_the_others_is_left_out() -> None:
+    assert typical_steps([0.1, 0.1, 5.0, 0.11, 0.29]) == [0, 1, 3, 4]
+    assert typical_steps([0.1, 5.0]) == [0, 1]  # too few to say what is usual

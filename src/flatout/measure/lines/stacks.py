@@ -18,7 +18,6 @@ import ctypes
 import functools
 import operator
 import random
-import statistics
 import sys
 import threading
 from collections import Counter
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.measure import PHASES
 from flatout.measure.clock import EXCLUDED
 from flatout.measure.evidence import Place, StackPath, Stacks
-from flatout.measure.statistics import OUTLIER_FACTOR
+from flatout.measure.statistics import typical_steps
 
 if TYPE_CHECKING:
     from flatout.measure.clock import Clock
@@ -41,20 +40,11 @@ SWITCH_INTERVAL_S = 2e-5
 SET_TIMER_SLACK, LEAST_SLACK_NS = 29, 1  # of prctl(2)
 DEEPEST = 12  # of the user's lines on a stack, from the outermost
 MOST_PATHS = 200
-FEWEST_STEPS = 4  # to know what is usual
 
 _CODE_AND_LINE = operator.attrgetter("f_code", "f_lineno")
 
 # by region, the user's lines, and the library that the innermost of them calls
 Found = Counter[tuple[int, tuple[Place, ...], str | None]]
-
-
-def typical_steps(steps_s: Sequence[float]) -> list[int]:
-    """The numbers of the steps that are not far longer than the others."""
-    if len(steps_s) < FEWEST_STEPS:
-        return list(range(len(steps_s)))
-    longest_s = OUTLIER_FACTOR * statistics.median(steps_s)
-    return [number for number, step_s in enumerate(steps_s) if step_s <= longest_s]
 
 
 def stack_of(thread: int) -> list[tuple[CodeType, int]]:

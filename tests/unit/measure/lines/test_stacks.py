@@ -12,7 +12,7 @@ import pytest
 from flatout.measure import clock as clocks
 from flatout.measure.clock import Clock
 from flatout.measure.evidence import Stacks
-from flatout.measure.lines.stacks import LEAST_SLACK_NS, StackSampler, stack_of, typical_steps, wake_on_time
+from flatout.measure.lines.stacks import LEAST_SLACK_NS, StackSampler, stack_of, wake_on_time
 from flatout.measure.user_code import UserCode
 
 HERE = Path(__file__)
@@ -82,11 +82,6 @@ def test_an_instrument_that_fails_says_so_at_its_end(monkeypatch: pytest.MonkeyP
     spend(0.05)
     with pytest.raises(KeyError, match="broken"):
         sampler.stop(steps_s=[0.05])
-
-
-def test_a_step_far_longer_than_the_others_is_left_out() -> None:
-    assert typical_steps([0.1, 0.1, 5.0, 0.11, 0.29]) == [0, 1, 3, 4]
-    assert typical_steps([0.1, 5.0]) == [0, 1]  # too few to say what is usual
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a wish of Linux")
