@@ -26,6 +26,8 @@ PROVEN_SPEEDUP = 1.03
 KNOCKED_OUT = "knock-out"
 MOST_CALL_LINES = 4  # of a statement that is a call and little else
 OF_LINES = (KNOCKED_OUT, "batched-call", "library-recurrence", "no-grad")  # arms that change some lines alone
+LEAVE_OUT = (KNOCKED_OUT, "cached")  # arms that only take work away
+IMPLAUSIBLE = 0.9  # the speed-up of a step that does less: other jobs took the core meanwhile
 BUSY = 0.8  # of the step, a GPU that bounds it
 
 
@@ -47,7 +49,8 @@ def prove(
 ) -> ArmProof:
     """The first of `kinds` that ran at `place` decides; it frees at most `observed_share` of the step.
 
-    Where its interval leaves a gain open and a later one proves it, it refutes nothing.
+    Where its interval leaves a gain open and a later one proves it, it refutes nothing; nor does one whose
+    steps took much longer though they did less.
     """
     for number, kind in enumerate(kinds, start=1):
         found = arm_at(evidence, kind, place)
@@ -55,7 +58,9 @@ def prove(
             ceiling = _capped(ceiling_of(found, evidence), observed_share)
             if shows_no_gain(ceiling):
                 is_open = (ceiling.speedup_high or 0.0) >= RESOLVABLE_SPEEDUP
-                if is_open and any(_proves(evidence, later, place) for later in kinds[number:]):
+                is_proven_later = any(_proves(evidence, later, place) for later in kinds[number:])
+                is_odd = kind in LEAVE_OUT and found.speedup < IMPLAUSIBLE
+                if is_odd or (is_open and is_proven_later):
                     return ArmProof(reason=_noise(ceiling))
                 return ArmProof(refuted=True)
             if ceiling.speedup_low is not None and ceiling.speedup_low <= 1:

@@ -198,3 +198,12 @@ def test_an_arm_that_leaves_a_gain_open_does_not_refute_what_a_later_one_proves(
     assert "within the noise" in proof.reason
     settled = made.counterfactual("workers", 0.94, width=0.05)
     assert ceilings.prove(made.evidence(counterfactuals=(settled, cached)), ("workers", "cached")).refuted
+
+
+@pytest.mark.parametrize(("kind", "refuted"), [("knock-out", False), ("cached", False), ("autocast", True)])
+def test_a_step_that_does_less_and_takes_longer_tells_nothing(made, kind, refuted):
+    """One block of steps on a machine whose core another job took meanwhile."""
+    slower = made.counterfactual(kind, 0.53, width=0.3, place=made.place(30))
+    proof = ceilings.prove(made.evidence(counterfactuals=(slower,)), (kind,), place=made.place(30))
+    assert proof.refuted is refuted
+    assert refuted or "within the noise" in proof.reason
