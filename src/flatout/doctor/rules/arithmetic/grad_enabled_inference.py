@@ -11,7 +11,8 @@ optimizer trains are computed in full and thrown away.
 Evidence
 A line calls a model with gradients on, on inputs that need none, and either no optimizer has the model's
 parameters, or no backward pass reached its result. The call holds at least 3 % of the step. The ceiling is
-measured: steps in which this call runs under `torch.no_grad()`. An evaluation between steps is reported by
+measured: steps in which this call runs under `torch.no_grad()`. Without a measured gain nothing is said: a
+forward pass computes the same without a record. An evaluation between steps is reported by
 evaluation-dominates, and `flatout tune` tries `no_grad` there.
 
 Fix
@@ -35,6 +36,7 @@ from flatout.measure.evidence import Evidence
 
 ARMS = ("no-grad",)
 RULE = title_of(__doc__, arms=ARMS)
+NEEDS_PROOF = True
 LEAST_SHARE = 0.03
 
 
