@@ -346,5 +346,5 @@ def _refine(kind: SiteKind, name: str, args: tuple[Any, ...]) -> SiteKind | None
 
 def _is_one_number(part: Any) -> bool:
     if isinstance(part, torch.Tensor):
-        return part.dim() == 0
+        return part.numel() == 1
     return type(part) is int or isinstance(part, np.integer)  # True adds a dimension

@@ -74,7 +74,11 @@ def test_tensors_created_in_a_loop() -> None:
     }
 
 
-@pytest.mark.parametrize("index", [int, np.int64, torch.tensor], ids=["int", "numpy", "tensor"])
+@pytest.mark.parametrize(
+    "index",
+    [int, np.int64, torch.tensor, lambda i: torch.tensor([i])],
+    ids=["int", "numpy", "tensor", "tensor of one"],
+)
 def test_rows_read_one_by_one(index: Callable[[int], Any]) -> None:
     x = torch.zeros(NUM, 3)
     indices = [index(i) for i in range(NUM)]
