@@ -19,6 +19,7 @@ from flatout.doctor.readings import (
     phase_shares,
     proof_words,
     readings,
+    short_of_time,
     show_ceiling,
     show_interval,
     straggler_words,
@@ -85,7 +86,14 @@ def _summary(evidence: Evidence, findings: Sequence[Finding]) -> Html:
         checked = ", ".join(instruments(evidence)) or "nothing: no step could be measured"
         left = unexplained(evidence)
         none = "None." if left is None else f"No rule names a line, but {left}"
-        return section("Findings", tag("p", none), tag("p", f"Checked: {checked}."), anchor="findings")
+        short = short_of_time(evidence)
+        return section(
+            "Findings",
+            tag("p", none),
+            tag("p", f"Checked: {checked}."),
+            Html() if short is None else tag("p", short),
+            anchor="findings",
+        )
     rows = [
         (
             join(

@@ -19,6 +19,7 @@ from flatout.doctor.finding import Ceiling, Finding, FixSafety
 from flatout.ground.units import UNKNOWN, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, ObservedJob, Place, Rank
+from flatout.measure.run.schedule import NO_TIME
 
 LEAST_UNEXPLAINED = 0.1  # of the step: below it nothing is left to explain
 LEAST_SHOWN = 0.02  # of the step, a line
@@ -26,7 +27,7 @@ MOST_LINES = 3  # shown of those between the phases
 MOST_LOSS = 0.2  # of the step: lines of a loss that take more are worth a word, a loop over time for instance
 LEAST_DIFFERENT = 1.05  # the step's speed-up over the job's, to show both
 NARROW = 0.1  # an interval this close to 1 settles that a cause is not the limit
-ENOUGH_STEPS, SET_UP_S = 50, 30.0  # to look for causes in; before the first of them, about
+ENOUGH_STEPS, SET_UP_S = 100, 30.0  # to look for causes in; before the first of them, about
 STRAGGLES = 1.1  # a rank this much slower than the median of all
 
 SAFETY: dict[FixSafety, str] = {
@@ -351,12 +352,25 @@ def too_little(evidence: Evidence) -> str | None:
     counted = not any(reason.startswith("count:") for reason in evidence.missing)
     if evidence.step_s is None or counted or evidence.counterfactuals:
         return None
-    minutes = math.ceil((SET_UP_S + ENOUGH_STEPS * evidence.step_s) / 60)
     number = len(evidence.steps)
     return (
         f"Too little was measured to find a cause: {number} {'step' if number == 1 else 'steps'} of "
-        f"{show_seconds(evidence.step_s)} fitted into the time. Try --seconds {60 * minutes}."
+        f"{show_seconds(evidence.step_s)} fitted into the time. Try --seconds {_enough_s(evidence.step_s)}."
     )
+
+
+def short_of_time(evidence: Evidence) -> str | None:
+    """How long to run where arms were left out because the time was up; None where none was."""
+    number = sum(arm.reason == NO_TIME for arm in evidence.arms_not_run)
+    if not number or evidence.step_s is None:
+        return None
+    arms = "one arm" if number == 1 else f"{number} arms"
+    return f"For {arms} no time was left: try --seconds {_enough_s(evidence.step_s)}."
+
+
+def _enough_s(step_s: float) -> int:
+    """Whole minutes in which a job of such steps is measured, with its start."""
+    return 60 * math.ceil((SET_UP_S + ENOUGH_STEPS * step_s) / 60)
 
 
 def unexplained(evidence: Evidence) -> str | None:

@@ -29,6 +29,7 @@ from flatout.doctor.readings import (
     phase_shares,
     proof_words,
     readings,
+    short_of_time,
     show_interval,
     straggler_words,
     too_little,
@@ -239,6 +240,8 @@ def _nothing_found(evidence: Evidence) -> Iterator[RenderableType]:
     else:
         yield Text(f"No findings: none of {len(all_rules())} rules names a line, but {left}")
     yield Text(f"checked: {', '.join(taken)}")
+    if (short := short_of_time(evidence)) is not None:
+        yield Text(short)
 
 
 def _ranks(evidence: Evidence) -> Iterator[RenderableType]:

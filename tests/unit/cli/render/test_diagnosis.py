@@ -15,6 +15,8 @@ from flatout.cli.render.diagnosis import LOOKS, render
 from flatout.doctor.examine import Diagnosis
 from flatout.doctor.rule import all_rules
 from flatout.measure import PHASES
+from flatout.measure.evidence import ArmNotRun
+from flatout.measure.run.schedule import NO_TIME
 from tests.support import doctor as builders
 
 
@@ -192,3 +194,10 @@ def test_a_job_that_no_cause_could_be_looked_for_in_is_told_how_long_to_run() ->
     assert "Too little was measured to find a cause" in text
     assert re.search(r"Try --seconds \d+\.", text)
     assert "No findings" not in text
+
+
+def test_arms_that_the_time_did_not_suffice_for_are_counted() -> None:
+    left_out = ArmNotRun(kind="cached", label="cached", reason=NO_TIME)
+    evidence = builders.cpu_evidence(arms_not_run=(left_out, left_out))
+    text = flowing(show(builders.diagnosis(findings=(), evidence=evidence)))
+    assert "For 2 arms no time was left: try --seconds" in text
