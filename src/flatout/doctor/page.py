@@ -52,7 +52,7 @@ def page(evidence: Evidence, findings: Sequence[Finding]) -> str:
             _what_if(evidence),
             _timeline(evidence),
             *(_finding(finding, number=i, evidence=evidence) for i, finding in enumerate(findings, start=1)),
-            *(_loader(loader) for loader in evidence.loaders),
+            *(_loader(loader) for loader in sorted(evidence.loaders, key=lambda loader: not loader.trains)),
             _kernels(evidence.kernels, device=job.device),
             _memory(evidence.memory),
             _ranks(evidence),
@@ -232,7 +232,8 @@ def _example(code: str) -> Html | None:
         for line in lines
     ]
     caption = tag("caption", f"{code}: an example of the fix, before and after")
-    return tag("div", tag("table", caption, tag("tbody", *rows)), class_="source scroll")
+    shown = tag("div", tag("table", caption, tag("tbody", *rows)), class_="source scroll")
+    return join((tag("p", "Such a fix in other code, before and after:", class_="note"), shown))
 
 
 def _excerpt(place: Place | None, sources: dict[str, dict[str, str]]) -> Html | None:
@@ -291,7 +292,8 @@ def _loader(loader: Loader) -> Html:
         for worker in loader.workers
     ]
     heads = ("worker", "batches", "fetch", "collate", "queue age")
-    return section(f"Loader of {loader.dataset}", facts(figures), table(heads, rows, numbers=range(1, 5)))
+    title = f"Loader of {loader.dataset}" + ("" if loader.trains else ", which is not trained on")
+    return section(title, facts(figures), table(heads, rows, numbers=range(1, 5)))
 
 
 def _kernels(kernels: Kernels | None, *, device: str) -> Html | None:
