@@ -20,8 +20,8 @@ in *pauses* of the garbage collector, and in the GPU's own *kernels*."""
 
 
 _LEFT_OUT = {
-    "too few workers": "[loader-bound](#fo105) names the number that was measured to be faster, or how many the "
-    "cores allow",
+    "too few workers": "[loader-bound](#fo105) names the number that was measured to be faster, or how many "
+    "the cores allow",
     "tokenising, or decoding images at full size, for every sample": "[slow-samples](#fo106) at the line; in "
     "the training loop [costly-block](#fo207). Only the job knows how large an image it needs",
     "a slow first batch, large shuffle buffers": "[epoch-start-stall](#fo803) and "
@@ -42,8 +42,8 @@ _LEFT_OUT = {
     "evaluations that keep logits on the device": "memory is measured between training steps",
     "a vocabulary that is not a multiple of 64": "[misaligned-dimensions](#fo409), if padding gains time",
     "a GPU that nothing uses": "a diagnosis sees the processes of one job; `flatout watch` sees the machine",
-    "ranks that read the same samples": "ranks would have to compare the samples they read, and equal batches "
-    "can be intended; a diagnosis compares only their times",
+    "ranks that read the same samples": "ranks would have to compare the samples they read, and equal "
+    "batches can be intended; a diagnosis compares only their times",
     "gradients exchanged after every micro-batch": "[exposed-communication](#fo702), whose fix says how to "
     "exchange them less often; `flatout tune` tries it as `no-sync`",
     "`find_unused_parameters` without need": "a few dozen steps cannot show that every parameter is always "
@@ -52,7 +52,8 @@ _LEFT_OUT = {
     "and `flatout plan` what fits",
     "a per-batch schedule that is stepped once per epoch": "a diagnosis does not know how many epochs will "
     "follow",
-    "models that read padding": "the effect of padding would have to be distinguished from dropout and rounding",
+    "models that read padding": "the effect of padding would have to be distinguished from dropout and "
+    "rounding",
 }
 
 
