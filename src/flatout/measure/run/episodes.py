@@ -38,7 +38,10 @@ FEWEST = 4  # steps of an arm, to know what is usual
 LEAST_EPOCH_START = 1.5  # of a usual step
 LEAST_SET_UP_S = 1.0
 FEWEST_LOOKS = 3  # for a cause to be one
+LATE_S = 0.001  # of a look: then it is about what came before the line that it found
 LEAST_TYPICAL = 0.002  # of the looks at typical steps, for a line to be one of theirs
+ALIKE = math.log(1.5)  # long steps whose excess differs by no more than this factor
+UNLIKE = 10.0  # added to the distance of two long steps where only one begins an epoch, or calls more models
 MOST_EPISODES = 20
 EVALUATES = re.compile(r"eval|valid|test|score|metric|loss|accura|perplex", re.IGNORECASE)
 SAVES = re.compile(r"save|checkpoint", re.IGNORECASE)
@@ -57,6 +60,12 @@ class LongStep:
     more_calls: bool  # of models than a usual step makes
     looks: list[Look] = field(default_factory=list)
 
+    def distance(self, other: LongStep) -> float:
+        """How unlike two long steps are: by what they take beyond a usual one, and by what else is known."""
+        apart = abs(math.log(max(self.excess_s, 1e-9) / max(other.excess_s, 1e-9)))
+        differ = (self.row.begins_epoch != other.row.begins_epoch) + (self.more_calls != other.more_calls)
+        return apart + UNLIKE * differ
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:
@@ -65,6 +74,15 @@ class Cause:
     place: Place
     function: str | None
     library: str | None = None  # what libraries did, where the user's own lines are those of every step
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A long step with looks: the seconds that they stand for, all together and by cause."""
+
+    step: LongStep
+    weights: Mapping[Cause, float]
+    whole_s: float
 
 
 @dataclass(slots=True)
@@ -218,39 +236,51 @@ class _Typical:
 def _tally(long: list[LongStep], typical: _Typical) -> dict[Cause, CauseTally]:
     """The excess of each long step, divided by what its looks found.
 
-    A step too short for a look is taken to be like the one whose excess is nearest to its own.
+    A step too short for a look is divided as the looks at steps like it are, all of them together: one look
+    may have hit the typical part of its step, and says little about any other.  A look that came late to a
+    typical line says nothing: it was due in what held the interpreter's lock before.
     """
-    seen: list[tuple[LongStep, dict[Cause, float]]] = []
     tallies: dict[Cause, CauseTally] = defaultdict(CauseTally)
+    seen: dict[int, Seen] = {}
     for step in long:
         weights: defaultdict[Cause, float] = defaultdict(float)
+        whole_s = 0.0
         for look in step.looks:
             cause = typical.cause(look, begins_epoch=step.row.epoch_start)
             if cause is not None:
                 weights[cause] += look.weight_s
                 tallies[cause].note(look, cause)
-        if step.looks:
-            whole_s = sum(look.weight_s for look in step.looks)
-            seen.append((step, {cause: weight / whole_s for cause, weight in weights.items()}))
+            whole_s += look.weight_s if cause is not None or look.late_s < LATE_S else 0.0
+        if whole_s:
+            seen[id(step)] = Seen(step, weights, whole_s)
     for step in long if seen else ():
-        _, parts = min(seen, key=lambda other: _distance(other[0], step))
+        own = seen.get(id(step))
+        alike = [own] if own is not None else _alike(step, list(seen.values()))
+        whole_s = sum(each.whole_s for each in alike)
+        parts: Counter[Cause] = Counter()
+        for each in alike:
+            for cause, weight_s in each.weights.items():
+                parts[cause] += weight_s / whole_s
         held = sum(parts.values()) * step.took_s
         fits = min(1.0, step.excess_s / held) if held > 0 else 0.0
+        main = max(parts, key=parts.__getitem__, default=None)
         for cause, part in parts.items():
-            tally = tallies[cause]
+            tally, counts = tallies[cause], step.row.arm in COUNTED
+            tally.seconds += part * step.took_s * fits if counts else 0.0
+            if own is None and cause != main:
+                continue  # one of several that it may hold, and not the likeliest
             step.row.apart |= len(tally.looks) >= FEWEST_LOOKS
-            if step.row.arm in COUNTED:
-                tally.seconds += part * step.took_s * fits
+            if counts:
                 tally.steps.add(step.row.index)
                 tally.with_epoch &= step.row.begins_epoch
                 tally.more_calls |= step.more_calls
     return tallies
 
 
-def _distance(seen: LongStep, step: LongStep) -> float:
-    if seen is step:
-        return 0.0
-    return 1e-9 + abs(math.log(max(seen.excess_s, 1e-9) / max(step.excess_s, 1e-9)))
+def _alike(step: LongStep, seen: list[Seen]) -> list[Seen]:
+    """The steps with looks that a long step without one is most like."""
+    nearest = min(seen, key=lambda each: each.step.distance(step))
+    return [each for each in seen if each.step.distance(step) <= ALIKE] or [nearest]
 
 
 def _episode(

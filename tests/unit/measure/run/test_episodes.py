@@ -150,6 +150,45 @@ def test_a_step_without_a_look_is_like_the_one_nearest_in_length() -> None:
     assert found.seconds == pytest.approx(0.8 + 0.34)
 
 
+def drawn(run: Run, *places: Place, took_s: float = 0.05, late_s: float = 0.0) -> None:
+    """Ten steps, and one more that takes far longer, with a look at its middle or at none of its lines."""
+    run.steps(10)
+    start_s, _ = run.step(took_s + STEP_S)
+    if places:
+        run.look(MAIN, *places, at_s=start_s + took_s / 2, late_s=late_s)
+
+
+def test_a_step_without_a_look_is_divided_as_all_steps_like_it_are() -> None:
+    """One look at a typical line does not decide for steps whose length happens to be nearest to its own."""
+    run = Run()
+    for _ in range(3):
+        drawn(run, CALLS)
+    drawn(run, STEP, took_s=0.052)
+    drawn(run, took_s=0.053)
+    (found,) = run.episodes()
+    assert found.times == 4
+    assert found.seconds == pytest.approx(3 * 0.05 + 0.063 * 3 / 4)
+
+
+def test_a_look_that_came_late_to_a_typical_line_says_nothing() -> None:
+    run = Run()
+    for _ in range(3):
+        drawn(run, CALLS)
+        drawn(run, STEP, late_s=0.004)
+    (found,) = run.episodes()
+    assert (found.times, found.seconds) == (6, pytest.approx(6 * 0.05))
+
+
+def test_the_first_steps_of_epochs_are_like_each_other_alone() -> None:
+    run = evaluated(10, 3, epoch_start=True, begins_epoch=True)
+    run.steps(5)
+    for _ in range(3):
+        drawn(run, SAVES, took_s=0.4)
+    run.step(0.4 + STEP_S)
+    stall, evaluation = run.episodes(steps_per_epoch=200.0)
+    assert (evaluation.with_epoch, evaluation.times, stall.times) == (True, 3, 4)
+
+
 def test_a_loop_of_its_own_is_named_by_its_first_line() -> None:
     def loops(place: Place) -> tuple[int, ...]:
         return (18, 30) if place == CALLS else (18,) if place == STEP else ()
