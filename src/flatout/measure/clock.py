@@ -67,6 +67,11 @@ class Clock:
             if self.marks is not None:
                 self.marks.mark(REST, always=True)
 
+    def book_out(self, spent_s: float) -> None:
+        """Take `spent_s` off the region under way: it was work of ours."""
+        self.totals[self.stack[-1]] -= spent_s
+        self.totals[EXCLUDED] += spent_s
+
     def take(self) -> list[float]:
         """The totals up to this moment; counting starts again from zero, the stack stays."""
         time_s = now()

@@ -125,6 +125,16 @@ def test_what_is_excluded_is_no_part_of_the_step_on_either_clock(time: Time) -> 
     assert read_marks(ends) == (pytest.approx(0.7), None)
 
 
+def test_what_is_booked_out_leaves_the_region_under_way(time: Time) -> None:
+    clock = Clock()
+    clock.enter(FORWARD)
+    time.now_s = 5
+    clock.book_out(2)
+    clock.leave()
+    totals = clock.take()
+    assert (totals[FORWARD], totals[EXCLUDED], sum(totals)) == (3, 2, 5)
+
+
 class Marks:
     def __init__(self) -> None:
         self.seen: list[int] = []

@@ -2,9 +2,9 @@
 
 The rows that the loop of the block's first step passed are kept.  In later steps the first call of the loop
 runs the module on all of them at once and each call is handed its own row of the result: one forward and one
-backward pass of the whole batch, in place of one for each row.  The loop itself stays, and so that it costs
-little, the gradient of the first row stands for those of all: a fix has no rows to take apart and put
-together again.
+backward pass of the whole batch, in place of one for each row.  A fix has no loop and no rows to take apart
+and put together again: the gradient of the first row stands for those of all, and the turns of the loop that
+stays are not counted, as far as they do nothing but ask for the next row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
 from flatout.measure.batches import arrays_of, map_arrays
-from flatout.measure.clock import Clock, ident
+from flatout.measure.clock import Clock, ident, now
 from flatout.measure.evidence import Place
 from flatout.measure.lines.function_modes import insert_mode, remove_mode
 from flatout.measure.patches import Patches
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flatout.measure.arms.call_results import FirstRow, FollowedResults
 
 LEAST_CALLS, LEAST_SHARE = 8, 0.1
+TURN_S = 2e-5  # of a loop that only hands on what it is given; whatever a turn does beyond that is counted
 TIME_COMES_FIRST = re.compile(r"RNN|LSTM|GRU")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -41,6 +42,7 @@ class OneCall(Arm):
         self._user_code, self._clock = user_code, clock
         self._patches = Patches()
         self._followed: FollowedResults | None = None
+        self._handed_out_s = 0.0  # when the result before was handed out
 
     def _types_called(self) -> Iterable[type]:
         """The types of modules whose calls become one."""
@@ -64,6 +66,12 @@ class OneCall(Arm):
 
     def release(self) -> None:
         self._patches.undo()
+
+    def _turn(self) -> None:
+        """A result is handed out that was there already: the turn of the loop since the last one is ours."""
+        time_s = now()
+        self._clock.book_out(min(time_s - self._handed_out_s, TURN_S))
+        self._handed_out_s = time_s
 
     def _stop_following(self) -> None:
         if self._followed is not None:
@@ -188,8 +196,10 @@ class BatchedCall(OneCall):
     def _hand_out(self, call: Callable[..., Any], module: Any, arguments: Arguments) -> Any:
         if not self._rows and self._number == 0 and self._batch is not None:
             self._rows = self._run(call, module, arguments)
+            self._handed_out_s = now()
         self._number += 1
         if self._number <= len(self._rows):
+            self._turn()
             return self._rows[self._number - 1]
         self.fell_back = True
         return call(module, *arguments[0], **arguments[1])
@@ -202,6 +212,13 @@ class BatchedCall(OneCall):
             self._batch, lambda array: attached(array, own) if array.is_floating_point() else array
         )
         result = call(module, *args, **kwargs)
+        start_s = now()
+        rows = self._rows_like(result)
+        self._clock.book_out(now() - start_s)
+        return rows
+
+    def _rows_like(self, result: Any) -> list[Any]:
+        """The results that the loop is to be given, made of the one of all rows."""
         parts: list[Any] = [array.split(1) if array.dim() else () for array in arrays_of(result)]
         num_calls = len(self._calls)
         shapes = [tuple(part[0].shape) if len(part) == num_calls else None for part in parts]

@@ -3,7 +3,7 @@
 A cell computes one position at a time, in many small kernels; `nn.LSTM`, `nn.GRU` and `nn.RNN` run the whole
 sequence in one, with the cell's own weights.  The inputs that the loop of the block's first step passed are
 kept.  In later steps the first call of each sequence runs the layer on them, from the state it was given, and
-each call is handed its own position of the result.  The loop itself stays.
+each call is handed its own position of the result.  The turns of the loop that stays are not counted.
 
 The layer's library wants its weights in one piece of memory, so they move there for the block and back again.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
 from flatout.measure.arms.batched_call import OneCall
-from flatout.measure.clock import Clock, ident
+from flatout.measure.clock import Clock, ident, now
 from flatout.measure.evidence import Place, Site
 from flatout.measure.phases import has_compiled
 from flatout.measure.user_code import UserCode
@@ -112,10 +112,13 @@ class LibraryRecurrence(OneCall):
             return call(cell, **given)
         if calls.number in calls.sequences:
             self._run(calls, given)
+            self._handed_out_s = now()
         start = max(each for each in calls.starts if each <= calls.number)
         output = calls.outputs[calls.number - start]
         calls.number += 1
-        return (output, calls.last[1].squeeze(0)) if isinstance(calls.last, tuple) else output
+        given_back = (output, calls.last[1].squeeze(0)) if isinstance(calls.last, tuple) else output
+        self._turn()
+        return given_back
 
     def _run(self, calls: CellCalls, given: dict[str, Any]) -> None:
         from flatout.measure.arms.call_results import attached

@@ -11,7 +11,7 @@ from torch import nn
 from flatout.measure.arms import batched_call
 from flatout.measure.arms.arm import COMPILED
 from flatout.measure.arms.batched_call import BatchedCall, propose
-from flatout.measure.clock import Clock
+from flatout.measure.clock import EXCLUDED, Clock
 from flatout.measure.evidence import ModuleCall, Place
 from flatout.measure.user_code import UserCode
 from tests.support.measure import line_of
@@ -123,6 +123,27 @@ def test_a_first_row_without_a_gradient_does_not_stand_for_the_others(model: Mod
     energies(model, rows)
     arm.step_end()
     assert arm.refusal == "the first row gets no gradient, so it cannot stand for all of them"
+
+
+def test_the_turns_of_the_loop_are_not_counted(model: Model, backwards: Backwards) -> None:
+    clock = Clock()
+    arm = BatchedCall(
+        UserCode(str(HERE.parent)),
+        clock,
+        backwards,
+        types=[Model],
+        place=place("rows", "energies"),
+        suspicion=0.5,
+    )
+    rows = torch.randn(50, 4)
+    arm.begin()
+    energies(model, rows).sum().backward()
+    arm.step_end()
+    assert clock.take()[EXCLUDED] == 0.0
+    energies(model, rows).sum().backward()
+    arm.end()
+    totals = clock.take()
+    assert 0.0 < totals[EXCLUDED] < sum(totals)
 
 
 def test_calls_beyond_the_first_steps_are_real(model: Model, arm: BatchedCall) -> None:
