@@ -2,7 +2,8 @@
 
 Rows of different length are padded to a common one.  Padding that all rows of a batch share can be cut off
 ("trimmed"); with samples of similar length in one batch more of it goes ("similar lengths"): the rows of the
-kept batches, sorted by length and cut into batches of the same sizes, hold the same samples in less padding.
+kept batches, sorted by length and cut into batches of the same sizes.  A sampler sorts far more rows than
+were kept, so that its batches are more alike: each kept row stands for several of its length.
 
 A row ends where the value that fills its last positions begins, one position left over, because the padding
 value may also end a sentence.  Whole numbers in two dimensions are taken for sequences; other arrays only
@@ -23,6 +24,7 @@ from flatout.measure.loading.loaders import LoaderWatch
 
 LEAST_SAVED = 0.1  # of all positions
 LEAST_WIDTH = 8  # positions: narrower arrays are features
+MOST_ALIKE = 16  # rows of one length that a kept row stands for
 LABELS = {"longest": "trimmed", "similar": "trimmed, similar lengths"}
 
 
@@ -38,10 +40,11 @@ class Trimmed(Arm):
         *,
         to: str,
         ragged: bool,
+        alike: int = 1,
         suspicion: float,
         place: Place | None = None,
     ) -> None:
-        self.label, self.to = LABELS[to], to
+        self.label, self.to, self._alike = LABELS[to], to, alike
         self.suspicion, self.place = suspicion, place
         self._served = ServedBatches(loaders)
         self._ragged = ragged
@@ -52,7 +55,8 @@ class Trimmed(Arm):
             self.refusal = "no batch was kept"
             return
         try:
-            changed = CHANGES[self.to]([PaddedBatch(batch, ragged=self._ragged) for batch in batches])
+            padded = [PaddedBatch(batch, ragged=self._ragged) for batch in batches]
+            changed = CHANGES[self.to](padded, self._alike)
         except NotPadded as reason:
             self.refusal = str(reason)
         else:
@@ -124,7 +128,7 @@ class PaddedBatch:
         return map_arrays(self.batch, take)
 
 
-def trim(batches: list[PaddedBatch]) -> list[Any]:
+def trim(batches: list[PaddedBatch], _alike: int = 1) -> list[Any]:
     """Each batch cut to its longest row."""
     widths = [int(batch.ends.max()) for batch in batches]
     if all(width == batch.width for batch, width in zip(batches, widths, strict=True)):
@@ -132,8 +136,8 @@ def trim(batches: list[PaddedBatch]) -> list[Any]:
     return [batch.around(batch.arrays, width=width) for batch, width in zip(batches, widths, strict=True)]
 
 
-def sort_by_length(batches: list[PaddedBatch]) -> list[Any]:
-    """The rows of all batches, in batches of similar length."""
+def sort_by_length(batches: list[PaddedBatch], alike: int = 1) -> list[Any]:
+    """The rows of all batches, in batches of similar length, each standing for `alike` rows of its length."""
     import torch
 
     first = batches[0]
@@ -149,7 +153,8 @@ def sort_by_length(batches: list[PaddedBatch]) -> list[Any]:
         else None
         for position in range(len(first.arrays))
     ]
-    chosen = torch.argsort(ends).split([batch.rows for batch in batches])
+    order = torch.argsort(ends).repeat_interleave(alike)
+    chosen = [order[start : start + rows] for start, rows in _spread([b.rows for b in batches], len(order))]
     sorted_batches = []
     for turn in take_turns([int(ends[rows].max()) for rows in chosen]):
         arrays = [
@@ -158,6 +163,13 @@ def sort_by_length(batches: list[PaddedBatch]) -> list[Any]:
         ]
         sorted_batches.append(first.around(arrays, width=int(ends[chosen[turn]].max())))
     return sorted_batches
+
+
+def _spread(sizes: list[int], length: int) -> Iterable[tuple[int, int]]:
+    """(start, size) of pieces whose middles are spread evenly over `length` rows."""
+    for number, size in enumerate(sizes):
+        middle = (2 * number + 1) * length // (2 * len(sizes))
+        yield max(0, min(middle - size // 2, length - size)), size
 
 
 def take_turns(widths: list[int]) -> list[int]:
@@ -172,7 +184,10 @@ def take_turns(widths: list[int]) -> list[int]:
     return taken[-1:] + taken[:-1]
 
 
-CHANGES: dict[str, Callable[[list[PaddedBatch]], list[Any]]] = {"longest": trim, "similar": sort_by_length}
+CHANGES: dict[str, Callable[[list[PaddedBatch], int], list[Any]]] = {
+    "longest": trim,
+    "similar": sort_by_length,
+}
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
@@ -181,11 +196,12 @@ def propose(context: ArmContext) -> Iterable[Arm]:
     if record is None or not record.kept:
         return
     ragged = bool(record.lengths)
+    alike = max(1, min(MOST_ALIKE, (record.config["num_batches"] or 0) // len(record.kept)))
     model_s = sum(context.phases_s.get(phase, 0.0) for phase in ("forward", "backward"))
     for to, change in CHANGES.items():
         try:
             padded = [PaddedBatch(each.batch, ragged=ragged) for each in record.kept]
-            changed = [PaddedBatch(batch, ragged=ragged) for batch in change(padded)]
+            changed = [PaddedBatch(batch, ragged=ragged) for batch in change(padded, alike)]
         except NotPadded:
             continue
         saved = 1 - sum(batch.rows * batch.width for batch in changed) / sum(
@@ -193,7 +209,14 @@ def propose(context: ArmContext) -> Iterable[Arm]:
         )
         if saved >= LEAST_SAVED:
             suspicion = min(1.0, saved * model_s / context.step_s)
-            yield Trimmed(context.loaders, to=to, ragged=ragged, suspicion=suspicion, place=record.place)
+            yield Trimmed(
+                context.loaders,
+                to=to,
+                ragged=ragged,
+                alike=alike,
+                suspicion=suspicion,
+                place=record.place,
+            )
 
 
 def _has_lists(batch: Any, rows: int) -> bool:

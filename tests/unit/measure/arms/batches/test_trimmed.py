@@ -75,6 +75,17 @@ def test_batches_of_similar_length_hold_the_same_samples(
         assert (batch["words"] > 0).sum(1).tolist() == batch["length"].tolist()
 
 
+def test_a_kept_row_stands_for_many_of_its_length(
+    watch: LoaderWatch, begin: Block, end: Block, keep: Keep
+) -> None:
+    """A sampler that sorts a whole dataset makes batches of rows that are more alike than those kept."""
+    data = [sentence(length, 64) for length in LENGTHS * 4]
+    batches = keep(DataLoader(data, batch_size=4), 2)
+    arm = Trimmed(watch, to="similar", ragged=False, alike=16, suspicion=0.1)
+    served = serve(batches, arm, 2, begin, end)
+    assert sorted(batch["length"].tolist() for batch in served) == [[10, 10, 12, 12], [28, 28, 29, 29]]
+
+
 def test_batches_that_differ_in_width_are_sorted_together(
     watch: LoaderWatch, begin: Block, end: Block, keep: Keep
 ) -> None:
@@ -129,7 +140,8 @@ def test_padding_is_proposed_by_the_positions_it_takes(context: Any, keep: Keep)
     keep(DataLoader([sentence(length, 62) for length in LENGTHS * 2], batch_size=4), 2)
     arms = {arm.label: arm.suspicion for arm in propose(context(phases_s={"forward": 0.3, "backward": 0.5}))}
     assert arms["trimmed"] == pytest.approx(0.8 * (1 - (31 + 30) / 2 / 62))
-    assert arms["trimmed, similar lengths"] == pytest.approx(0.8 * (1 - (15 + 31) / 2 / 62))
+    of_all_four = (11 + 15 + 29 + 31) / 4  # were all 16 rows sorted, of which 8 are kept
+    assert arms["trimmed, similar lengths"] == pytest.approx(0.8 * (1 - of_all_four / 62))
 
 
 def test_full_batches_are_not_proposed(context: Any, keep: Keep) -> None:
