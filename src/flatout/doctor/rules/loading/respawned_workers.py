@@ -13,10 +13,10 @@ one measured job had a median wait of 7.9 ms and a mean of 228 ms.
 
 Evidence
 At least two epochs were observed, and starting one takes at least 5 % of an epoch: the loader's `iter()`,
-the wait for the first batch beyond the time a batch takes to fetch and collate anyway, and shutting down
-the previous workers. The ceiling is for the whole job, because no typical step contains an epoch's start:
-it is the epoch without the measured start, limited to how much longer the first step of an epoch was
-observed to take.
+the wait for the first batch beyond the time a batch takes to fetch and collate anyway, shutting down the
+previous workers, and the slower first step, which copies the memory it shares with forked workers when it
+writes to it. The ceiling is for the whole job, because no typical step contains an epoch's start: it is the
+epoch without the measured start, limited to how much longer the first step of an epoch was observed to take.
 
 Fix
 ```diff
@@ -34,12 +34,15 @@ the exception: persistent workers keep the copy they began with.
 
 from __future__ import annotations
 
+from statistics import median
+
 from flatout.doctor.ceilings import MOST, batches_per_step, share_of
 from flatout.doctor.finding import Ceiling, Finding
 from flatout.doctor.frameworks import loader_arguments, made_by
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
-from flatout.measure.evidence import Evidence, Loader
+from flatout.measure.evidence import Evidence, Loader, Step
+from flatout.measure.statistics import OUTLIER_FACTOR
 
 RULE = title_of(__doc__)
 ARMS = ("epoch starts",)
@@ -59,7 +62,8 @@ def detect(evidence: Evidence) -> list[Finding]:
         if len(loader.epochs) < LEAST_EPOCHS or not loader.num_batches:
             continue
         longer_s = _longer_s(evidence, step_s)
-        start_s = _start_s(loader) if longer_s is None else min(_start_s(loader), longer_s)
+        start_s = _start_s(loader) + _cold_s(evidence)
+        start_s = start_s if longer_s is None else min(start_s, longer_s)
         steps_s = loader.num_batches / batches_per_step(evidence) * step_s
         share = share_of(start_s, steps_s + (start_s if longer_s is None else longer_s))
         if share is not None and share >= LEAST_SHARE:
@@ -69,13 +73,30 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 def _longer_s(evidence: Evidence, step_s: float) -> float | None:
     """How much longer the first step of an epoch takes; None where no such step was timed."""
-    first = [step.step_s for step in evidence.steps if step.epoch_start and step.arm in ("real", "warmup")]
+    first = [step.step_s for step in _first_steps(evidence)]
     return max(0.0, sum(first) / len(first) - step_s) if first else None
+
+
+def _first_steps(evidence: Evidence) -> list[Step]:
+    """First steps of epochs."""
+    return [step for step in evidence.steps if step.epoch_start and step.arm in ("real", "warmup")]
+
+
+def _cold_s(evidence: Evidence) -> float:
+    """How much longer the first step of an epoch computes; where it is far more, something else is in it."""
+    first, others = (
+        [step.step_s - step.phases_s.get("wait", 0.0) for step in steps]
+        for steps in (_first_steps(evidence), evidence.kept("real"))
+    )
+    if not first or not others or median(first) > OUTLIER_FACTOR * median(others):
+        return 0.0
+    return max(0.0, median(first) - median(others))
 
 
 def _start_s(loader: Loader) -> float:
     """Mean seconds between two epochs that live workers would not need, in which these end and start."""
-    batch_s = sum(spread.mean_s for spread in (loader.fetch_s, loader.collate_s) if spread is not None)
+    # the first batches of a new worker take it longer than they would take one that stays
+    batch_s = sum(spread.median_s for spread in (loader.fetch_s, loader.collate_s) if spread is not None)
     starts = [epoch.iter_s + max(0.0, epoch.first_wait_s - batch_s) for epoch in loader.epochs]
     ends = [epoch.end_s for epoch in loader.epochs[1:]]  # none came before the first
     return sum(starts) / len(starts) + (sum(ends) / len(ends) if ends else 0.0)

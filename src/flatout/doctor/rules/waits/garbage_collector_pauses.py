@@ -60,8 +60,9 @@ def detect(evidence: Evidence) -> list[Finding]:
     share = share_of(garbage.pauses_s, garbage.steps_s)
     if share is None or share < LEAST_SHARE:
         return []
-    proof = prove(evidence, ARMS, observed_share=share)
     asked = garbage.asked_s >= ASKED * garbage.pauses_s
+    # a collection that is asked for also leaves cold caches behind, which no pause shows
+    proof = prove(evidence, ARMS, observed_share=None if asked else share)
     rare = garbage.num_paused < OFTEN * garbage.num_steps
     if proof.refuted or (proof.ceiling is None and not asked and not rare):
         return []

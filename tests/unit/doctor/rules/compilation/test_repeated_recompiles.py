@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from flatout.doctor.rules.compilation.repeated_recompiles import detect
@@ -31,6 +33,14 @@ def test_compilations_in_the_steps_are_their_own_ceiling(made):
     assert finding.ceiling.step_s == pytest.approx(0.075)
     assert finding.ceiling.job_speedup == pytest.approx(4 / 3)
     assert "a guard failed: self.num == 3" in finding.evidence
+
+
+def test_steps_as_they_were_written_show_what_guards_cost_too(made):
+    for speedup, shown in ((1.6, 1.6), (1.2, 4 / 3)):
+        job = dataclasses.replace(
+            compiling(made), counterfactuals=(made.counterfactual("uncompiled", speedup),)
+        )
+        assert detect(job)[0].ceiling.speedup == pytest.approx(shown)
 
 
 def test_a_function_that_was_given_up_has_no_ceiling(made):

@@ -39,6 +39,21 @@ def test_no_more_is_promised_than_an_epochs_first_step_takes_longer(made):
     assert finding.share == pytest.approx(0.3 / 2.3)
 
 
+def test_a_first_step_that_computes_more_slowly_belongs_to_the_start(made):
+    """Memory that a fork shares is copied at the first write; three times as long holds something else."""
+    steps = made.steps()
+    work_s = steps[0].step_s - steps[0].phases_s.get("wait", 0.0)
+    phases = {**steps[0].phases_s, "wait": 0.5}
+    first = dataclasses.replace(steps[0], index=9, epoch_start=True, kept=False, phases_s=phases)
+    cold = dataclasses.replace(first, step_s=0.5 + 2 * work_s)
+    other = dataclasses.replace(first, step_s=0.5 + 4 * work_s)
+    warm_share, cold_share, other_share = (
+        detect(respawning(made, steps=(*steps, each)))[0].share
+        for each in (dataclasses.replace(first, step_s=0.5 + work_s), cold, other)
+    )
+    assert cold_share > warm_share > other_share
+
+
 @pytest.mark.parametrize(("iter_s", "fires"), [(0.107, True), (0.103, False)])
 def test_the_start_must_matter_to_the_epoch(made, iter_s, fires):
     assert bool(detect(respawning(made, iter_s=iter_s, first_wait_s=0.0))) == fires

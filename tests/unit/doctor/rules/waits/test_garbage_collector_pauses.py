@@ -25,6 +25,12 @@ def test_a_call_in_the_loop_is_found_at_its_line(made):
     assert "gc.collect() is called here" in finding.message
 
 
+def test_what_cold_caches_cost_is_shown_where_somebody_asked(made):
+    arm = made.counterfactual("garbage-off", 2.0)
+    assert detect(job(made, arm))[0].ceiling.speedup == 2.0
+    assert round(detect(job(made, arm, asked=False))[0].ceiling.speedup, 3) == 1.333
+
+
 def test_rare_pauses_have_a_share_and_no_ceiling(made):
     (finding,) = detect(job(made, asked=False, num_paused=2))
     assert finding.place is None and finding.fix.startswith("freeze the collector")
