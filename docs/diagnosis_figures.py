@@ -94,9 +94,8 @@ def goals(folder: Path) -> str:
 
 def chance(folder: Path) -> str:
     lines = [
-        f"- {result['hardware']}: {result['aa']['holding_one']} of {result['aa']['runs']} intervals hold 1."
-        for result in latest(folder)
-        if "aa" in result
+        f"- {result['hardware']}: {result['holding_one']} of {result['runs']} intervals hold 1."
+        for result in latest(folder, "chance_")
     ]
     return "\n".join(lines) or "*Not measured yet.*"
 

@@ -1,6 +1,6 @@
 """Are ceilings true?  Every planted fault's ceiling beside what mending it really gains.
 
-    python benchmarks/diagnosis/run.py [--only RULE] [--save]   diagnose, mend, compare; then the A/A arm
+    python benchmarks/diagnosis/run.py [--only RULE] [--save]   diagnose, mend, compare
     python benchmarks/diagnosis/run.py --record DIR             on a GPU: save evidence and real gains in DIR
     python benchmarks/diagnosis/run.py --replay DIR [--save]    read DIR with the present rules, anywhere
 
@@ -30,7 +30,6 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests" / "planted")]
 import score  # noqa: E402
-from aa import intervals_of_nothing  # noqa: E402
 from fixes import DARKROOM, PLANTED, ROOT, darkroom_with_one_gather, digest, mended, needs_workers  # noqa: E402
 from table import goals, ordered, print_table  # noqa: E402
 from twins import Gain, Job, compare  # noqa: E402
@@ -269,13 +268,8 @@ def main() -> None:
     parser.add_argument("--darkroom", action="store_true", help="examples/darkroom alone")
     parser.add_argument("--no-clean", action="store_true", help="leave the clean twins out")
     parser.add_argument("--together", type=int, default=1, help="clean twins diagnosed at once (default: 1)")
-    parser.add_argument("--aa", type=int, default=100, metavar="N", help="runs of the A/A arm (default: 100)")
-    parser.add_argument("--aa-alone", action="store_true", help="the A/A arm and nothing else")
     parser.add_argument("--save", action="store_true", help="write results/diagnosis-HARDWARE_DATE.json")
     options = parser.parse_args()
-    if options.aa_alone:
-        print(json.dumps(intervals_of_nothing(options.aa)))
-        return
     if options.replay is not None:
         result = read(options.replay, options.gains)
     else:
@@ -283,8 +277,6 @@ def main() -> None:
             folder = options.record or Path(name)
             record(folder, [] if options.darkroom else rules_of(options.only), options)
             result = read(folder)
-    if options.aa and options.replay is None and options.record is None:
-        result["aa"] = intervals_of_nothing(options.aa)
     print_table(result)
     print(json.dumps(result))
     if options.save:

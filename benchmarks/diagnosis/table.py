@@ -74,9 +74,6 @@ def print_table(result: dict[str, Any]) -> None:
     print(f"treatments off by over 15 %:   {', '.join(kept['treatments_off']) or 'none'}")
     for name, value in result["score"].items():
         print(f"{name:31}{value}")
-    if "aa" in result:
-        aa = result["aa"]
-        print(f"A/A: {aa['holding_one']} of {aa['runs']} intervals hold 1")
 
 
 def print_board(result: dict[str, Any]) -> None:

@@ -153,8 +153,9 @@ def test_the_page_shows_ceilings_beside_gains(load: Any, tmp_path: Path) -> None
         "rows": rows,
         "goals": load("table").goals(rows),
         "score": {"precision": "100.0%  (2 of 2)"},
-        "aa": {"runs": 100, "holding_one": 97},
     }
+    chance = {"hardware": "NVIDIA H200", **load("aa").sums([[1.0, 0.9, 1.1]] * 97 + [[1.2, 1.1, 1.3]] * 3)}
+    (tmp_path / "chance_nvidia-h200_2030-01-01.json").write_text(json.dumps(chance))
     (tmp_path / "diagnosis-nvidia-h200_2030-01-01.json").write_text(json.dumps(result))
     (tmp_path / "shares_h200.json").write_text(json.dumps({"ceilings": {"sync-in-step": 1.21}}))
     page = (ROOT / "docs" / "ceilings.md").read_text()
