@@ -2,10 +2,10 @@
 
     python benchmarks/diagnosis/scoreboard.py [--only RULE,RULE] [--peers] [--replay] [--save]
 
-Live runs of every script of tests/planted on this machine, then the real gain of each pair (`twins`) and what
-chance shows (`aa`), then with `--peers` other tools on the same scripts (`peers`), then the table; what was
-recorded on other devices is replayed.  All that was measured lies in `--state DIR`: an interrupted run goes
-on where it was, a script that changed is run again, and `--replay` judges anew by the present rules.
+Live runs of every script of tests/planted on this machine, then the real gain of each pair (`twins`), then
+with `--peers` other tools on the same scripts (`peers`), then the table; what was recorded on other devices
+is replayed.  All that was measured lies in `--state DIR`: an interrupted run goes on where it was, a script
+that changed is run again, and `--replay` judges anew by the present rules.
 `--peers-alone` runs the others and nothing else: on another machine, for `results/peers_DEVICE.json`.
 """
 
@@ -26,7 +26,6 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "tests" / "planted")]
 import score  # noqa: E402
-from aa import intervals_of_nothing  # noqa: E402
 from fixes import PLANTED, ROOT  # noqa: E402
 from peers import PATTERNS, STATES, TRACEML, CannotRun, Said, peers  # noqa: E402
 from run import (  # noqa: E402
@@ -63,19 +62,32 @@ def recorded(case: Case, state: Path) -> Case:
     return case
 
 
-def diagnose(cases: Sequence[Case], state: Path) -> None:
-    """Run what was not run yet; its evidence is kept, or why there is none."""
+def diagnose(cases: Sequence[Case], state: Path, *, together: int) -> None:
+    """Run what was not run yet; its evidence is kept, or why there is none.
+
+    A script whose ceiling is held against a real gain has the machine to itself, as both scripts of the pair
+    have it: beside another one, work that waits for memory slows down more than the rest of a step.
+    """
     missing = [case for case in cases if recorded(case, state).recording is None]
-    for number, (case, judged) in enumerate(_each(missing, lambda case: score.run(case, record=state)), 1):
-        _say(f"{number} of {len(missing)}: {case.name}: {'; '.join(judged.faults) or 'right'}")
-        _note(state / "errors.json", _key(case), judged.error)
+    number = 0
+    for is_held_against_gain in (True, False):
+        score.TOGETHER = 1 if is_held_against_gain else together
+        chosen = [case for case in missing if _has_gain(case) == is_held_against_gain]
+        for case, judged in _each(chosen, lambda case: score.run(case, record=state)):
+            number += 1
+            _say(f"{number} of {len(missing)}: {case.name}: {'; '.join(judged.faults) or 'right'}")
+            _note(state / "errors.json", _key(case), judged.error)
+
+
+def _has_gain(case: Case) -> bool:
+    return case.script.stem == "planted" and case.rule not in WITHOUT_CEILING
 
 
 def measure_gains(cases: Sequence[Case], state: Path) -> None:
     """Let each planted script and its mended form take turns, with the machine to themselves."""
     for case in cases:
         found = recorded(case, state)
-        if case.script.stem != "planted" or case.rule in WITHOUT_CEILING or found.recording is None:
+        if not _has_gain(case) or found.recording is None:
             continue
         evidence = load_evidence(found.recording)
         device = score.slug(evidence)
@@ -91,14 +103,6 @@ def measure_gains(cases: Sequence[Case], state: Path) -> None:
             continue
         note_gain(state, device, case.rule, gain)
         _say(f"{case.rule}: mended {gain.gain:.2f} [{gain.low:.2f}, {gain.high:.2f}] times as fast")
-
-
-def measure_chance(num_runs: int, state: Path) -> None:
-    """The A/A arm, ten runs at a time."""
-    known = _load(state / "aa.json").get("intervals", [])
-    while len(known) < num_runs:
-        known = intervals_of_nothing(min(len(known) + 10, num_runs), known=known)["intervals"]
-        _note(state / "aa.json", "intervals", known)
 
 
 def ask_peers(cases: Sequence[Case], state: Path) -> None:
@@ -289,8 +293,6 @@ def scoreboard(cases: Sequence[Case], state: Path) -> tuple[dict[str, Any], list
         for folder, gains in ((state, state), (PLANTED, RESULTS))
         if any(gains.glob("gains_*.json"))
     ]
-    if (chance := _load(state / "aa.json")) and ceilings:  # of this machine, which comes first
-        ceilings[0]["aa"] = intervals_of_nothing(0, known=chance["intervals"])
     answers = [*sorted(state.glob("peers_*.json")), *sorted(RESULTS.glob("peers_*.json"))]
     result = {
         "benchmark": "scoreboard",
@@ -323,24 +325,23 @@ def main() -> None:
     )
     parser.add_argument("--peers", action="store_true", help="run other tools on the same scripts")
     parser.add_argument("--peers-alone", action="store_true", help="run other tools and nothing else")
-    parser.add_argument("--together", type=int, default=2, help="scripts that run at once (default: 2)")
+    parser.add_argument(
+        "--together", type=int, default=2, help="scripts without a gain that run at once (default: 2)"
+    )
     parser.add_argument("--no-gains", action="store_true", help="measure no real gains")
-    parser.add_argument("--aa", type=int, default=100, metavar="N", help="runs of the A/A arm (default: 100)")
     parser.add_argument("--replay", action="store_true", help="measure nothing, judge what is there")
     parser.add_argument("--save", action="store_true", help="write results/scoreboard-HARDWARE_DATE.json")
     options = parser.parse_args()
     if options.only and options.save:
         parser.error("a part of the scripts is not the scoreboard: omit --only or --save")
-    score.TOGETHER = options.together
     only = options.only.replace("-", "_").split(",") if options.only else []
     cases = [case for case in score.cases() if not only or case.rule in only]
     live = [case for case in cases if case.recording is None]
     try:
         if not options.replay and not options.peers_alone:
-            diagnose(live, options.state)
+            diagnose(live, options.state, together=options.together)
             if not options.no_gains:
                 measure_gains(live, options.state)
-            measure_chance(options.aa, options.state)
         if not options.replay and (options.peers or options.peers_alone):
             ask_peers(live, options.state)
     except KeyboardInterrupt:
