@@ -257,7 +257,7 @@ def _tally(long: list[LongStep], typical: _Typical) -> dict[Cause, CauseTally]:
         own = seen.get(id(step))
         alike = [own] if own is not None else _alike(step, list(seen.values()))
         whole_s = sum(each.whole_s for each in alike)
-        parts: Counter[Cause] = Counter()
+        parts: defaultdict[Cause, float] = defaultdict(float)
         for each in alike:
             for cause, weight_s in each.weights.items():
                 parts[cause] += weight_s / whole_s
