@@ -42,12 +42,12 @@ from flatout.doctor.frameworks import loader_arguments, made_by
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, Loader, Step
-from flatout.measure.statistics import OUTLIER_FACTOR
 
 RULE = title_of(__doc__)
 ARMS = ("epoch starts",)
 TUNE = ("loader-workers", "lasting-workers")
 LEAST_EPOCHS = 2
+WRITES = ("backward", "optimizer")  # phases that write to gradients and parameters
 LEAST_SHARE = 0.05
 
 
@@ -83,14 +83,12 @@ def _first_steps(evidence: Evidence) -> list[Step]:
 
 
 def _cold_s(evidence: Evidence) -> float:
-    """How much longer the first step of an epoch computes; where it is far more, something else is in it."""
+    """How much longer the first step of an epoch takes to train, whatever else is done between epochs."""
     first, others = (
-        [step.step_s - step.phases_s.get("wait", 0.0) for step in steps]
+        [sum(step.phases_s.get(phase, 0.0) for phase in WRITES) for step in steps]
         for steps in (_first_steps(evidence), evidence.kept("real"))
     )
-    if not first or not others or median(first) > OUTLIER_FACTOR * median(others):
-        return 0.0
-    return max(0.0, median(first) - median(others))
+    return max(0.0, median(first) - median(others)) if first and others else 0.0
 
 
 def _start_s(loader: Loader) -> float:

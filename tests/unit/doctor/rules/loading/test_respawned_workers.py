@@ -40,18 +40,18 @@ def test_no_more_is_promised_than_an_epochs_first_step_takes_longer(made):
 
 
 def test_a_first_step_that_computes_more_slowly_belongs_to_the_start(made):
-    """Memory that a fork shares is copied at the first write; three times as long holds something else."""
-    steps = made.steps()
-    work_s = steps[0].step_s - steps[0].phases_s.get("wait", 0.0)
-    phases = {**steps[0].phases_s, "wait": 0.5}
-    first = dataclasses.replace(steps[0], index=9, epoch_start=True, kept=False, phases_s=phases)
-    cold = dataclasses.replace(first, step_s=0.5 + 2 * work_s)
-    other = dataclasses.replace(first, step_s=0.5 + 4 * work_s)
-    warm_share, cold_share, other_share = (
-        detect(respawning(made, steps=(*steps, each)))[0].share
-        for each in (dataclasses.replace(first, step_s=0.5 + work_s), cold, other)
-    )
-    assert cold_share > warm_share > other_share
+    """Memory that a fork shares is copied at the first write; an evaluation between epochs writes nothing."""
+
+    def share(**more_s):
+        phases = {phase: s + more_s.get(phase, 0.0) for phase, s in usual.phases_s.items()}
+        first = dataclasses.replace(
+            usual, index=9, epoch_start=True, kept=False, phases_s=phases, step_s=1.0 + usual.step_s
+        )
+        return detect(respawning(made, steps=(*made.steps(), first)))[0].share
+
+    usual = made.steps()[0]
+    assert share(forward=0.3) == share() == pytest.approx(0.5 / 3.0)
+    assert share(optimizer=0.2, backward=0.1) == pytest.approx(0.8 / 3.0)
 
 
 @pytest.mark.parametrize(("iter_s", "fires"), [(0.107, True), (0.103, False)])
