@@ -84,7 +84,7 @@ def _own_tasks() -> Iterator[Definition]:
 def _installed_tasks() -> Iterator[Definition]:
     for name, value in load_plugins(GROUP).items():
         if isinstance(value, ModuleType):
-            yield from _tasks_of(value)
+            yield from _users_tasks_of(value)
         elif inspect.isclass(value) and issubclass(value, AdapterTask):
             yield f"the entry point {name}", value
         else:
@@ -100,7 +100,7 @@ def _tasks_in(folder: Path | None) -> Iterator[Definition]:
         raise BadInput(f"{folder} is not a folder of tasks", hint="give a folder with one file per task")
     for path in sorted(folder.glob("*.py")):
         if not path.stem.startswith("_"):
-            yield from _tasks_of(import_file(path, name=f"{LOADED}{path.stem}"))
+            yield from _users_tasks_of(import_file(path, name=f"{LOADED}{path.stem}"))
 
 
 def _tasks_of(module: ModuleType) -> Iterator[Definition]:
@@ -110,3 +110,17 @@ def _tasks_of(module: ModuleType) -> Iterator[Definition]:
             continue
         if issubclass(value, AdapterTask) and not inspect.isabstract(value):
             yield module.__file__, value
+
+
+def _users_tasks_of(module: ModuleType) -> list[Definition]:
+    """The tasks of a module that somebody else wrote; one that lacks a method is named."""
+    found = list(_tasks_of(module))
+    for value in vars(module).values() if not found else ():
+        if (
+            inspect.isabstract(value)
+            and issubclass(value, AdapterTask)
+            and value.__module__ == module.__name__
+        ):
+            missing = ", ".join(sorted(value.__abstractmethods__))
+            raise BadInput(f"the task {value.__name__} of {module.__file__} has no {missing}", hint="add it")
+    return found

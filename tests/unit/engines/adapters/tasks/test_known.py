@@ -151,6 +151,14 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
         known_tasks(tmp_path / "none")
 
 
+def test_a_task_that_is_not_finished_is_named_with_what_it_lacks(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from flatout.adapters import GenerationTask\n\n\nclass Shout(GenerationTask):\n    name = 'shout'\n"
+    )
+    with pytest.raises(BadInput, match=r"task Shout of .*mine\.py has no generated_row, text_scores"):
+        known_tasks(tmp_path)
+
+
 def test_a_name_that_is_none() -> None:
     with pytest.raises(BadInput, match=r"no task 'sentimant' \(did you mean sentiment\?"):
         task_named("sentimant")
