@@ -93,7 +93,7 @@ def run_tuning(folder: Path, *, nodes: int) -> dict[str, Any]:
     (folder / "train.py").write_text(SCRIPT)
     diagnose(folder)
     with TwoNodes(nodes=nodes) as cluster:
-        given = ("--evidence", "evidence.json", "--only", "loader-workers", "--only", "garbage-every")
+        given = ("--evidence", "evidence.json", "--only", "loader-workers=2", "--only", "garbage-every")
         tune = Command(
             folder, "tune", *given, "--ray", cluster.address, "train.py", environment=cluster.environment
         )
