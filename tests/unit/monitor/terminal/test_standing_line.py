@@ -179,7 +179,11 @@ def test_a_password_is_asked_for_on_a_row_of_its_own(monkeypatch: pytest.MonkeyP
         termios.tcsetattr(program, termios.TCSANOW, silent)
         os.write(program, b"Password: ")
         line.show(stream, LINE)
-        assert Screen().feed(os.read(user, 1000).decode()) == ["Password:"]
+        os.write(program, b"!")
+        written = b""
+        while not written.endswith(b"!"):  # a terminal hands over what was written piece by piece
+            written += os.read(user, 1000)
+        assert Screen().feed(written.decode()) == ["Password: !"]
         termios.tcsetattr(program, termios.TCSANOW, mode)
         line.close()
         assert termios.tcsetattr is own

@@ -84,7 +84,7 @@ def test_another_makers_gpu_that_computes_is_not_taken_for_the_cpu(played: Playe
     )
     found = verdict(samples)
     assert found.bound == "unknown"
-    assert "what the job's torch tells" in found.sentence
+    assert "through the job's torch" in found.sentence
 
 
 def test_memory_of_another_makers_gpu_runs_out(played: Played) -> None:
