@@ -87,6 +87,17 @@ def test_two_traces_of_one_job_have_the_same_sizes() -> None:
     assert first.marks == second.marks
 
 
+def test_a_model_that_copies_its_layers_is_not_called_a_bug() -> None:
+    """Under test a warning is an error, also in the process of a trace."""
+
+    def make_model() -> nn.Module:
+        layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        return nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+    trace = traced(job_of(make_model, lambda *, batch_size: torch.zeros(batch_size, 4, 8)))
+    assert trace.num_trainable == sum(parameter.numel() for parameter in make_model().parameters())
+
+
 def test_the_first_and_the_next_step_have_the_phases_of_a_step() -> None:
     trace = traced(mlp_job(), Recipe(accumulation=2))
     phases = ["forward", "backward", "forward", "backward", "optimizer"]
