@@ -92,7 +92,7 @@ class BatchReward:
         parameters = _parameters(self.function)
         if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             given = {name: values for name, values in given.items() if name in parameters}
-        returned = self.function(**given)
+        returned: Any = self.function(**given)  # whatever a user's function gives back
         if isinstance(returned, str) or not isinstance(returned, Iterable):
             raise self._not_one_per_row(f"{str(returned)[:60]!r}, not a list of rewards")
         rewards = list(returned)

@@ -209,7 +209,7 @@ class HalvedSearch:
         if counts["failed"] and counts["failed"] == sum(counts.values()):
             raise BadInput(
                 f"all {counts['failed']} trials failed: {self._scorer.refusal or 'no row gave a number'}",
-                hint="mend it, and begin another study; every row is kept",
+                hint="fix it and start a study in another --out; every row is kept",
             )
 
     def cost_share(self) -> float | None:

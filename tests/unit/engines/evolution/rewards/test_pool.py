@@ -34,8 +34,6 @@ def misbehaves(completion: str, answer: Mapping[str, str], /) -> float:
             threading.Event().wait()
         case "exit":
             os._exit(3)
-        case "system exit":
-            sys.exit(4)
         case "segfault":
             os.kill(os.getpid(), signal.SIGSEGV)
         case "nan":
@@ -122,7 +120,7 @@ def test_a_reward_that_raises_costs_its_row(pool: RewardPool) -> None:
     assert "ValueError: as asked" in scores.failures[0].message
 
 
-@pytest.mark.parametrize("end", ["exit", "system exit", "segfault"])
+@pytest.mark.parametrize("end", ["exit", "segfault"])
 def test_a_reward_that_ends_its_process_costs_its_row(pool: RewardPool, end: str) -> None:
     num_rows = 100
     completions = ["fine"] * num_rows
@@ -130,7 +128,7 @@ def test_a_reward_that_ends_its_process_costs_its_row(pool: RewardPool, end: str
     completions[41] = "raise"
     scores = pool.score(rows_of(*completions))
     check(scores, {40: "died", 41: "raised"}, num_rows=num_rows)
-    code = {"exit": "3", "system exit": "4", "segfault": "-11"}[end]
+    code = {"exit": "3", "segfault": "-11"}[end]
     assert scores.failures[0].message == f"its process ended with code {code}"
     check(pool.score(rows_of(*["fine"] * num_rows)), {}, num_rows=num_rows)
 

@@ -72,7 +72,7 @@ def test_files_by_name_and_path(files: Path) -> None:
         ("other.jsonl", {}, "other.jsonl:2 has text, label: it fits no task.*question and answer"),
         ("list.jsonl", {}, "list.jsonl:1 has list"),
         ("broken.jsonl", {}, "broken.jsonl:2 is not a JSON object"),
-        ("empty.jsonl", {}, "empty.jsonl:1 is not a JSON object"),
+        ("empty.jsonl", {}, "empty.jsonl is empty"),
     ],
 )
 def test_what_names_no_task(files: Path, name: str, options: dict[str, Any], message: str) -> None:
