@@ -172,6 +172,7 @@ class Rounds:
         self._num_steps = steps_per_block(step_s)
         self._num_blocks: Counter[str] = Counter()
         self._refined: set[str] = set()
+        self._parts: set[str] = set()  # labels of arms inside one that gained
         self._speedups: dict[str, float] = {}
         self._last = last  # the label of the block that ran last, where it may stand beside another
         self._queue: list[str] = []
@@ -212,7 +213,9 @@ class Rounds:
         for label, gained in found.items():
             if gained is not None and gained.speedup >= GAIN and label not in self._refined:
                 self._refined.add(label)
-                self.add(self.arms[label].refine())
+                parts = list(self.arms[label].refine())
+                self._parts.update(part.label for part in parts)
+                self.add(parts)
         wanted = self._wanted(found, seconds_left)
         if not wanted:
             return self._closing()
@@ -239,7 +242,8 @@ class Rounds:
         self._refuse_without_baseline()
         able = [arm for arm in self.arms.values() if arm.refusal is None and not arm.only_baseline]
         new = [arm for arm in able if not self._num_blocks[arm.label]]
-        new.sort(key=lambda arm: -arm.suspicion)
+        # what proves a cause comes before the parts of a block, which only divide what is known of it
+        new.sort(key=lambda arm: (arm.label in self._parts or arm.suspicion < SUSPICIOUS, -arm.suspicion))
         open_ = [arm for arm in able if self._num_blocks[arm.label] and not self._is_settled(arm, found)]
         # what frees most first gets its rounds, however little time there is
         open_.sort(

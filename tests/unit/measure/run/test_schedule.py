@@ -132,6 +132,14 @@ def test_the_most_suspicious_arm_comes_first_and_each_stands_beside_its_baseline
         assert label == "real" or "real" in (ran[place - 1], ran[place + 1])
 
 
+def test_an_arm_that_may_prove_a_cause_comes_before_the_parts_of_a_block() -> None:
+    parts = (Gains("part", suspicion=0.6), Gains("other part", suspicion=0.5))
+    arms = [Gains("block", suspicion=0.7, within=parts), Gains("cached", suspicion=0.16)]
+    ran, _ = run([*arms, Gains("small", suspicion=0.02)])
+    order = sorted(set(ran) - {"real"}, key=ran.index)
+    assert order == ["block", "cached", "part", "other part", "small"]
+
+
 def test_what_gains_gets_rounds_until_its_interval_is_narrow() -> None:
     ran, _ = run([Gains("gains"), Gains("nothing", 1.0)])
     assert (ran.count("gains"), ran.count("nothing")) == (FEWEST_ROUNDS, 1)
