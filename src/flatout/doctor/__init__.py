@@ -1,6 +1,6 @@
 """From evidence to findings, and the page that shows them.
 
-finding.py     a cause with its place, its figures and its ceiling
+finding.py     a cause with its place, its figures, its ceiling and its fix
 rule.py        the grammar of a rule;  rules/  one rule per file;  rules_page.py  their page in the docs
 ceilings.py    arms into ceilings, seconds into shares of the step;  lines.py  what one line of code costs
 causal_map.py  what the step would take without each block;  source_view.py  the same over the source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from flatout.measure.evidence import Place
+from flatout.measure.evidence import Evidence, Place
 
 FixSafety = Literal["exact", "reordered", "lossy"]
 
@@ -50,3 +50,15 @@ class Finding:
     no_ceiling: str | None = None  # why there is none, where the cost is time
     also: tuple[Sight, ...] = ()
     tune: tuple[str, ...] = ()  # treatments and patches by which `flatout tune` tries the fix
+
+
+def by_argument(
+    evidence: Evidence, fix: str, *, transformers: str | None = None, lightning: str | None = None
+) -> str:
+    """`fix`, or the argument that does the same where a framework's loop takes the steps.
+
+    There is no line of torch to edit in such a job.
+    """
+    arguments = {"transformers": transformers, "lightning": lightning}
+    argument = arguments.get(evidence.job.framework or "")
+    return fix if argument is None else f"pass {argument}"

@@ -18,6 +18,7 @@ BLOCKED = 0.5  # of a batch's time: above it, its maker leaves the core to other
 MOST_PER_CORE = 4  # workers that are blocked
 FEWEST_SAMPLES = 20
 LEAST_SHOWN = 0.1  # of a batch's time, a line
+WATCHES = ("lightning", "lightning_fabric", "torch")  # libraries that put code of theirs around DataLoader()
 
 
 def cores_of_a_process(evidence: Evidence) -> int | None:
@@ -78,3 +79,19 @@ def figures(loader: Loader) -> list[str]:
             "that takes no core: more workers than cores help"
         )
     return found
+
+
+def loader_arguments(loader: Loader, **arguments: object) -> str:
+    """`give this DataLoader num_workers=2`, or how the library that makes it is told the same."""
+    library = made_by(loader)
+    prefix = "dataloader_" if library == "transformers" else ""
+    words = " and ".join(f"{prefix}{name}={value}" for name, value in arguments.items())
+    if library == "transformers":
+        return f"give TrainingArguments {words}"
+    return f"give the DataLoader that {library} makes {words}" if library else f"give this DataLoader {words}"
+
+
+def made_by(loader: Loader) -> str | None:
+    """The library whose line makes a loader; None where it is the user's own."""
+    library = (loader.via or "").partition("/")[0]
+    return None if library in ("", *WATCHES) else library

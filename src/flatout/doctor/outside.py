@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flatout.doctor.ceilings import episode_share, without_episode
-from flatout.doctor.finding import Finding, FixSafety
-from flatout.doctor.frameworks import by_argument
+from flatout.doctor.finding import Finding, FixSafety, by_argument
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Episode, EpisodeKind, Evidence

@@ -8,6 +8,8 @@ from flatout.doctor import loading
 from flatout.doctor.rules.loading import loader_bound, single_process_loading
 from flatout.measure.evidence import Evidence, FetchLine, Host, Loader
 
+TRAINER = "transformers/trainer.py:812"
+
 
 def slow(made: Any, *, blocked_s: float | None = None, **changes: Any) -> Loader:
     """A loader whose batches take 100 ms each, of which 80 ms in one line."""
@@ -92,3 +94,30 @@ def test_a_collate_that_explains_the_time_is_the_finding(made: Any) -> None:
         calls=(made.call("numpy.concatenate", calls_per_batch=64.0),),
     )
     assert loader_bound.detect(job(made, loader)) == []
+
+
+@pytest.mark.parametrize(
+    ("via", "words"),
+    [
+        (None, "give this DataLoader num_workers=2 and persistent_workers=True"),
+        (
+            TRAINER,
+            "give TrainingArguments dataloader_num_workers=2 and dataloader_persistent_workers=True",
+        ),
+        (
+            "sentence_transformers/fit.py:3",
+            "give the DataLoader that sentence_transformers makes num_workers=2 and persistent_workers=True",
+        ),
+    ],
+)
+def test_the_library_that_makes_a_loader_is_told_by_its_own_arguments(
+    made: Any, via: str | None, words: str
+) -> None:
+    loader = made.loader(via=via)
+    assert loading.loader_arguments(loader, num_workers=2, persistent_workers=True) == words
+
+
+def test_a_loader_of_the_users_own_line_is_made_by_no_library(made: Any) -> None:
+    assert loading.made_by(made.loader()) is None
+    assert loading.made_by(made.loader(via="lightning/fabric/utilities/data.py:325")) is None
+    assert loading.made_by(made.loader(via=TRAINER)) == "transformers"

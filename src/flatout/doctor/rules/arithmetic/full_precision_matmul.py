@@ -25,8 +25,7 @@ Lossy: products have 10 significant bits of mantissa instead of 23. Compare loss
 from __future__ import annotations
 
 from flatout.doctor.ceilings import arm_at, on_gpu, share_of
-from flatout.doctor.finding import Finding
-from flatout.doctor.frameworks import by_argument
+from flatout.doctor.finding import Finding, by_argument
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence

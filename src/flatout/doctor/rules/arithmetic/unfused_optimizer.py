@@ -24,8 +24,7 @@ Reordered: the same formula in another order of operations, which may round diff
 from __future__ import annotations
 
 from flatout.doctor.ceilings import on_gpu
-from flatout.doctor.finding import Finding
-from flatout.doctor.frameworks import by_argument
+from flatout.doctor.finding import Finding, by_argument
 from flatout.doctor.lines import costly_optimizers, optimizer_time
 from flatout.doctor.rule import title_of
 from flatout.doctor.rules.loops.looped_optimizer import CAN_FUSE

@@ -49,7 +49,6 @@ from dataclasses import replace
 from flatout.doctor import loading
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at, wait_share
 from flatout.doctor.finding import Finding
-from flatout.doctor.frameworks import loader_arguments
 from flatout.doctor.rule import title_of
 from flatout.doctor.rules.loading import concatenating_collate
 from flatout.doctor.rules.loading.too_many_workers import fewer_workers
@@ -130,7 +129,7 @@ def _finding(
 
 def _fix(loader: Loader, workers: Counterfactual | None, *, cores: float) -> str:
     if workers is not None and _gains(workers):
-        return loader_arguments(loader, num_workers=_count(workers))
+        return loading.loader_arguments(loader, num_workers=_count(workers))
     lines = loading.slow_lines(loader, most=1)
     cheaper = f"make samples cheaper{f', above all at {lines[0][0]}' if lines else ''}"
     if not loader.num_workers and _in_vain(workers):
@@ -144,7 +143,7 @@ def _fix(loader: Loader, workers: Counterfactual | None, *, cores: float) -> str
     most = loading.most_workers(loader, int(cores))
     used = (loader.num_workers or 0) + (0 if loading.is_blocked(loader) else 1)
     if loader.num_workers and workers is None and used < most:
-        return f"{loader_arguments(loader, num_workers=most)}, or fewer where that is enough"
+        return f"{loading.loader_arguments(loader, num_workers=most)}, or fewer where that is enough"
     return f"{cheaper}: more workers would share the {cores:g} cores of this job"
 
 

@@ -38,7 +38,7 @@ from statistics import median
 
 from flatout.doctor.ceilings import MOST, batches_per_step, share_of
 from flatout.doctor.finding import Ceiling, Finding
-from flatout.doctor.frameworks import loader_arguments, made_by
+from flatout.doctor.loading import loader_arguments, made_by
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, Loader, Step

@@ -46,7 +46,6 @@ import math
 from flatout.doctor import loading
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at, beside, wait_share
 from flatout.doctor.finding import Finding
-from flatout.doctor.frameworks import loader_arguments
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_ratio, show_seconds, show_share
 from flatout.measure.evidence import Counterfactual, Evidence, Loader
@@ -123,7 +122,7 @@ def _fix(loader: Loader, *, cached: Counterfactual | None, workers: Counterfactu
     else:
         most = loading.most_workers(loader, cores)
         num_workers = min(2, cores) if cached is None else _workers(cached, cores=most)
-    fix = loader_arguments(loader, num_workers=num_workers, persistent_workers=True)
+    fix = loading.loader_arguments(loader, num_workers=num_workers, persistent_workers=True)
     if loader.streams:
         fix += ", and let each worker yield a share of its own (get_worker_info)"
     if cached is None or workers is not None:

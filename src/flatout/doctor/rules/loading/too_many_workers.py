@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, arm_at, beside
 from flatout.doctor.finding import Finding
-from flatout.doctor.frameworks import loader_arguments
+from flatout.doctor.loading import loader_arguments
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Counterfactual, Evidence, Loader
 

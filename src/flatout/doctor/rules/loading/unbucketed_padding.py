@@ -41,7 +41,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, rows_cost_nothing, share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.frameworks import made_by
+from flatout.doctor.loading import made_by
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence, Kernels, Lengths, Loader

@@ -31,8 +31,7 @@ Exact: the same numbers are kept instead of recomputed.
 from __future__ import annotations
 
 from flatout.doctor.ceilings import arm_at
-from flatout.doctor.finding import Finding
-from flatout.doctor.frameworks import by_argument
+from flatout.doctor.finding import Finding, by_argument
 from flatout.doctor.lines import lines_of, show_calls
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_bytes

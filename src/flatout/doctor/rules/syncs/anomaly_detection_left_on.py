@@ -28,8 +28,7 @@ Exact: the numbers stay the same. A NaN is no longer reported at the operation t
 
 from __future__ import annotations
 
-from flatout.doctor.finding import Finding
-from flatout.doctor.frameworks import by_argument
+from flatout.doctor.finding import Finding, by_argument
 from flatout.doctor.rule import title_of
 from flatout.measure.evidence import Evidence
 

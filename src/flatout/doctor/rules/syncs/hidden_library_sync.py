@@ -32,8 +32,7 @@ Exact: the same numbers, without the check.
 
 from __future__ import annotations
 
-from flatout.doctor.finding import Finding
-from flatout.doctor.frameworks import by_argument
+from flatout.doctor.finding import Finding, by_argument
 from flatout.doctor.lines import show_calls, show_ops
 from flatout.doctor.rule import title_of
 from flatout.doctor.rules.waits.sync_in_step import gaps_after_waits, waiting_lines, waits_for_the_gpu

@@ -34,8 +34,8 @@ cannot swap page-locked memory out.
 from __future__ import annotations
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.frameworks import loader_arguments, made_by
 from flatout.doctor.lines import CodeLine, copied_lines
+from flatout.doctor.loading import loader_arguments, made_by
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_bytes, show_seconds, show_share
 from flatout.measure.evidence import Evidence
