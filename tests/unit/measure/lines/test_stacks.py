@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
 import time
@@ -102,6 +103,22 @@ def nested(depth: int) -> Iterator[int]:
     yield from nested(depth - 1) if depth else range(3)
 
 
+@pytest.fixture
+def collects_often() -> Iterator[None]:
+    """A collector whose listener lets other threads go on."""
+
+    def let_others_go_on(_phase: str, _info: dict[str, int]) -> None:
+        time.sleep(1e-5)
+
+    threshold = gc.get_threshold()
+    gc.callbacks.append(let_others_go_on)
+    gc.set_threshold(20, 1000, 1000)
+    yield
+    gc.set_threshold(*threshold)
+    gc.callbacks.remove(let_others_go_on)
+
+
+@pytest.mark.usefixtures("collects_often")
 def test_a_stack_is_whole_though_its_thread_goes_on() -> None:
     """Followed frame by frame in Python, some are cut where a generator was suspended meanwhile."""
     began, ended, interval_s = threading.Event(), threading.Event(), sys.getswitchinterval()
@@ -126,3 +143,14 @@ def test_a_stack_is_whole_though_its_thread_goes_on() -> None:
     assert all(type(line) is int for lines in stacks for _code, line in lines)
     assert stack_of(thread.ident) == []
     assert stack_of(threading.get_ident())[1][0] is sys._getframe().f_code
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_the_collector_goes_on_as_it_was(collects: bool) -> None:
+    if not collects:
+        gc.disable()
+    try:
+        assert stack_of(threading.get_ident()) and stack_of(0) == []
+        assert gc.isenabled() == collects
+    finally:
+        gc.enable()
