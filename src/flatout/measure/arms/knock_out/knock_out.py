@@ -171,6 +171,7 @@ class KnockOut(Arm):
             on_begin=self._start_counting,
             on_end=self._stop_counting,
             on_fall_back=self._fall_back,
+            book_out=clock.book_out,
         )
 
     def _fall_back(self) -> None:

@@ -20,10 +20,10 @@ class Output:
     hidden: Any = None
 
 
-def results(**fields: Any) -> KeptResults:
+def results(book_out: Any = lambda spent_s: None, **fields: Any) -> KeptResults:
     block = {"first_line": 1, "last_line": 1, "start": (1, 0), "num_statements": 1, "is_tail": True}
     made = Block(**{**block, "results": (), "inputs": ("x",), **fields})
-    return KeptResults(made, owner=threading.get_ident)
+    return KeptResults(made, owner=threading.get_ident, book_out=book_out)
 
 
 def call(kept: KeptResults, x: Any, compute: Any) -> Any:
@@ -53,6 +53,16 @@ def test_each_call_of_a_step_is_given_its_own_result() -> None:
     assert len(ran) == 3 and [each.tolist() for each in given] == [each.tolist() for each in first]
     call(kept, torch.zeros(2), compute)  # a fourth one was never seen
     assert len(ran) == 4 and kept.num_unknown == 1
+
+
+def test_looking_a_result_up_is_not_counted_and_computing_it_is() -> None:
+    booked_s: list[float] = []
+    kept = results(booked_s.append)
+    call(kept, torch.zeros(2), torch.exp)
+    assert booked_s == []
+    next_step(kept)
+    call(kept, torch.zeros(2), torch.exp)
+    assert len(booked_s) == 3 and min(booked_s) >= 0.0  # asked whether it is free, and given twice
 
 
 def test_inputs_of_another_shape_run_the_block_and_are_known_from_then_on() -> None:
