@@ -51,6 +51,7 @@ LEAST_SHARE = 0.05
 ASKED = 0.5  # of the pauses, by calls of gc.collect
 OFTEN = 0.5  # of the steps: what pauses fewer of them is in some blocks of steps and not in others
 FEWEST_STEPS = 4
+FEWEST_PAUSES = 2  # steps with pauses, where these are rare: one says nothing about how often they come
 
 
 def detect(evidence: Evidence) -> list[Finding]:
@@ -63,7 +64,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     asked = garbage.asked_s >= ASKED * garbage.pauses_s
     # a collection that is asked for also leaves cold caches behind, which no pause shows
     proof = prove(evidence, ARMS, observed_share=None if asked else share)
-    rare = garbage.num_paused < OFTEN * garbage.num_steps
+    rare = FEWEST_PAUSES <= garbage.num_paused < OFTEN * garbage.num_steps
     if proof.refuted or (proof.ceiling is None and not asked and not rare):
         return []
     return [

@@ -51,6 +51,7 @@ def test_pauses_of_every_step_that_nobody_asked_for_need_proof(made):
 
 
 def test_look_alikes(made):
+    assert detect(job(made, asked=False, num_paused=1)) == []
     assert detect(job(made, share=0.04)) == []
     assert detect(job(made, made.counterfactual("garbage-off", 1.0))) == []
     assert detect(made.evidence()) == []
