@@ -126,6 +126,8 @@ def explains_samples(finding: Finding, other: Finding) -> bool:
         return most or (finding.code, other.code) == ("FO105", RULE.code)
     if finding.code != RULE.code or other.code in (RULE.code, *OF_THE_LOADER) or not other.place:
         return False
+    if other.ceiling is None and (other.share or 0.0) < MOST_OF_IT * (finding.share or 0.0):
+        return False  # a part of it, and nothing shows that the rest goes with it
     place = finding.place
     return place is not None and (place.file, place.function) == (other.place.file, other.place.function)
 

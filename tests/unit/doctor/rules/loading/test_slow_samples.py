@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from flatout.doctor.examine import examine
-from flatout.doctor.rules.loading.slow_samples import detect
+from flatout.doctor.rules.loading.slow_samples import detect, explains_samples
 from flatout.measure.evidence import FetchLine
 
 
@@ -89,6 +89,14 @@ def test_a_rule_that_knows_the_cause_speaks_for_the_function(made):
     assert [finding.code for finding in examine(job)] == ["FO103"]
     silent = dataclasses.replace(job, loaders=(dataclasses.replace(job.loaders[0], calls=()),))
     assert [finding.code for finding in examine(silent)] == ["FO106"]
+
+
+def test_a_part_of_the_function_that_nothing_proves_does_not_speak_for_it(made):
+    (samples,) = detect(fetching(made, line(made, 20, 100)))
+    part = dataclasses.replace(samples, code="FO301", ceiling=None, share=0.2)
+    assert not explains_samples(samples, part)
+    assert explains_samples(samples, dataclasses.replace(part, share=samples.share))
+    assert explains_samples(samples, dataclasses.replace(part, ceiling=samples.ceiling))
 
 
 def test_a_loader_that_more_workers_make_faster_is_a_finding_beside_its_line(made):
