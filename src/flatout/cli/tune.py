@@ -5,6 +5,7 @@ Options of flatout go before the script; everything after it belongs to the scri
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,6 +28,7 @@ FEWEST_PAIRS = 4  # of a check
 CHECK_CODES = {"ok": 0, "slower": FINDINGS, "cannot tell": 3}
 SLOW_START_S = 1.0
 LEAST_GAIN = 1.03
+FEWEST_NOISE_PAIRS = 3  # an interval over two spans everything
 
 
 def tune(
@@ -64,7 +66,7 @@ def tune(
     Flatout diagnoses the script, then runs it with and without each treatment, dozens of times for dozens of
     steps: in alternating blocks of one run if the treatment can be switched, otherwise in alternating
     processes. It keeps a treatment if the lower end of its gain lies above 1.03 and the losses and gradients
-    match those of the script. What the script writes during trials goes to a temporary folder. `flatout run`
+    match those of the script. What the script writes meanwhile goes to a temporary folder. `flatout run`
     reads the result from FILE.
 
     With --patch, Flatout also rewrites the source, in memory: it tries a patched file like a treatment and
@@ -123,7 +125,7 @@ def tune(
     if json_output:
         print_document("flatout-tuning", done)
     else:
-        _show(done, out)
+        _show(done, out, module=module)
     if apply and done.prescription.patches:
         _say_files("wrote", api.apply_patches(out))
 
@@ -221,9 +223,9 @@ def _show_check(done: Checked) -> None:
         console.print("All counts are equal: launches, waits, bytes, memory, groups, graph breaks.")
 
 
-def _show(done: Tuning, out: Path) -> None:
+def _show(done: Tuning, out: Path, *, module: bool = False) -> None:
     table = plain_table("treatment", "answer", "gain", "why")
-    for each in done.tried:
+    for each in sorted(done.tried, key=lambda each: each.answer != "kept"):
         table.add_row(
             str(each),
             each.answer,
@@ -232,9 +234,11 @@ def _show(done: Tuning, out: Path) -> None:
         )
     console = plain_console()
     console.print(table)
-    noise = f"{show_ratio(done.noise.low)} to {show_ratio(done.noise.high)}"
+    noise = f"{show_ratio(done.noise.low)} to {show_ratio(done.noise.high)} over"
+    if done.noise.num_pairs < FEWEST_NOISE_PAIRS:
+        noise = "there was time for only"
     smallest = f"the smallest gain they can show here is {show_ratio(done.smallest_gain or LEAST_GAIN)}"
-    console.print(f"The job against itself: {noise} over {done.noise.num_pairs} pairs of runs; {smallest}.")
+    console.print(f"The job against itself: {noise} {done.noise.num_pairs} pairs of runs; {smallest}.")
     if done.noise_in_run is not None:
         inside = f"{show_ratio(done.noise_in_run.low)} to {show_ratio(done.noise_in_run.high)}"
         console.print(f"Blocks of one run against themselves: {inside}.")
@@ -245,13 +249,14 @@ def _show(done: Tuning, out: Path) -> None:
     if done.total is None:
         console.print(done.why_nothing())
         return
-    console.print(
-        f"Everything kept, together: {_show_gain(done.total)} faster. It is in {out}; flatout run applies it."
-    )
+    console.print(f"Everything kept, together: {_show_gain(done.total)} faster. It is in {out}.")
     if done.job is not None and done.job.ratio is not None:
-        console.print(
-            f"With start-up, a job of {done.job.num_steps} steps is {show_ratio(done.job.ratio)} as fast."
-        )
+        epoch = f"one epoch of {done.job.num_steps} steps"
+        console.print(f"With start-up, {epoch} is {show_ratio(done.job.ratio)} as fast.")
+    if done.prescription.treatments:
+        elsewhere = [] if out == DEFAULT else ["--with", str(out)]
+        again = ["flatout", "run", *elsewhere, *(["-m"] if module else []), *done.prescription.command]
+        console.print(f"Run it: {shlex.join(again)}", markup=False, highlight=False, soft_wrap=True)
     if done.diff:
         console.print("The proven change to the source; flatout tune --apply writes it:\n")
         console.print(done.diff, markup=False, highlight=False, soft_wrap=True)

@@ -27,7 +27,7 @@ def run(command: Sequence[str], *, module: bool, prescription: Path | None) -> N
         raise BadInput(f"there is no prescription at {path}", hint=f"flatout tune {command[0]} writes one")
     found = load_prescription(path)
     if read_launch().is_first:
-        for line in (announce(found), *announce_patches(found)):
+        for line in (announce(found, command), *announce_patches(found)):
             print(f"flatout: {line}", file=sys.stderr)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -50,7 +50,7 @@ def announce_patches(prescription: Prescription) -> list[str]:
     return said
 
 
-def announce(prescription: Prescription) -> str:
+def announce(prescription: Prescription, command: Sequence[str]) -> str:
     """One line: what is applied, what it gained, and whether that was on this machine."""
     if not prescription.treatments:
         return "flatout.toml holds no treatment; the script runs as it is"
@@ -58,7 +58,9 @@ def announce(prescription: Prescription) -> str:
     proof = prescription.proof
     if proof is None:
         return f"{words}; no proof is recorded; flatout tune measures it"
-    words += f"; {show_ratio(proof.ratio)} when it was tuned"
+    tuned = prescription.command[:1]
+    what = "it" if list(tuned) == list(command[:1]) else " ".join(tuned) or "another script"
+    words += f"; {show_ratio(proof.ratio)} when {what} was tuned"
     found = differences(prescription.machine) if prescription.machine else []
     if found:
         words += (

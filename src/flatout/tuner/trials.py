@@ -102,7 +102,8 @@ class Trials:
         changes = {**self.always, **changes}
         if self.journal is None or "first_step" in changes:  # which leaves a file, gone with the folder
             return self._run(doses, **changes)
-        key = json.dumps(encode([list(doses), changes, self.plan]), sort_keys=True)
+        asked = {name: each for name, each in changes.items() if name != "seconds"}  # which time alone sets
+        key = json.dumps(encode([list(doses), asked, self.plan]), sort_keys=True)
         with self._one_writes:
             if known := self.journal.find(key):
                 return known[0]

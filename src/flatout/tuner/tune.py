@@ -29,7 +29,7 @@ from flatout.hardware.ray_cluster import RayCluster
 from flatout.measure.evidence import Evidence
 from flatout.measure.run.schedule import steps_per_block
 from flatout.tuner import verdict
-from flatout.tuner.numbers import Numbers
+from flatout.tuner.numbers import Numbers, regroups
 from flatout.tuner.results.prescription import Kept, KeptPatch, Prescription, Proof
 from flatout.tuner.treatment import Case, Dose, Treatment, all_treatments, read_dose, treatment_of
 from flatout.tuner.trial.journal import Journal, journal_path
@@ -48,6 +48,7 @@ MOST_SOURCE = 4 << 20
 USABLE, PEAK_FACTOR, CONTEXT_BYTES, CORES_EACH = 0.85, 1.25, 1 << 30, 2  # of trials beside each other
 
 TRIALS_AT_END = 2 * FEWEST_PAIRS + 2  # of all that was kept together; and the one that is under way
+BLOCKS_SHARE = 0.25  # of the time that is left, for blocks of one run
 NOISE_PAIRS, NOISE_SHARE = 2, 0.25  # of the job against itself: the fewest, and of the time for more of them
 ALL_OF_IT = 0.9  # of a measured ceiling: no other value of a treatment is tried
 LIKELY_PAIRS = 2  # that a treatment is asked for: most gain nothing, and two show it
@@ -129,7 +130,7 @@ class Tuner:
         self.trials = start(
             command,
             module=module,
-            plan=plan_of(evidence.step_s),
+            plan=plan_of(evidence.step_s, most_steps=length_of(evidence)),
             on_progress=on_progress,
             journal=journal,
             ranks=evidence.job.world_size,
@@ -138,6 +139,7 @@ class Tuner:
         self._ends_s = time.monotonic() + self._within_s
         self._longest_s = 0.0  # that a trial of a pair took
         self._later: Sequence[Candidate] = ()  # that were not tried yet
+        self._place = ""  # of the treatment under way, among those that are tried
         self.kept: list[Dose] = []
         self.tried: list[Tried] = []
         self.checks: dict[str, str] = {}  # how the numbers of a treatment were verified
@@ -152,6 +154,7 @@ class Tuner:
             noise = self._measure_noise()
             self._try_all(self._patches())
             self._try_all(self._by_ceiling(self._candidates()))
+            self._place = ""
             self._drop_what_no_longer_pays()
             total = self._total()
             machine = self.trials.machine(self.evidence)
@@ -183,24 +186,32 @@ class Tuner:
 
     def _measure_noise(self) -> Gain:
         """Run the job against itself: does it repeat, how do times vary, what does rounding do to losses."""
-        self.on_progress(NOISE)
         alike = pair_of([], [])
         self.trials.expect("noise", [*[alike] * FEWEST_PAIRS, (((), {"nudge": True}),)])
         pairs = self.pairs[NOISE] = []
         until_s = self._ends_s - (1 - NOISE_SHARE) * self._within_s if self._within_s < math.inf else math.inf
         while len(pairs) < FEWEST_PAIRS and (len(pairs) < NOISE_PAIRS or time.monotonic() < until_s):
+            self._say(f"{NOISE}, pair {len(pairs) + 1}")
             pairs.append(self._run_pair([], []))
+            for run in pairs[-1]:
+                if reason := verdict.failure(run):
+                    raise BadInput(f"the job cannot be tuned: {reason}", hint=self._hint(run))
         runs = [run for pair in pairs for run in pair]
-        for run in runs:
-            if reason := verdict.failure(run):
-                raise BadInput(
-                    f"the job cannot be tuned: {reason}", hint="it must train for some dozens of steps"
-                )
         self.trials.at_once = at_once(self.evidence, runs)
         precision = self.evidence.precision
         is_half = precision is not None and precision.autocast is not None
         self.numbers = Numbers(self.trials, runs, is_half=is_half)
         return verdict.gain_of(pairs)
+
+    def _hint(self, run: TrialResult) -> str:
+        """What to do about a job whose own runs cannot be judged."""
+        if not run.num_steps:
+            return "it must train: no step of an optimizer was seen"
+        if run.ended == "finished":
+            return f"a trial runs {self.trials.plan.num_steps} steps: give it more epochs or more data"
+        if run.ended in ("crashed", "killed"):
+            return "it must run for some dozens of steps by itself: try it without flatout"
+        return "flatout diagnose says more" if run.losses else "its steps must call backward on a loss"
 
     # -- treatments
 
@@ -259,7 +270,7 @@ class Tuner:
             self._in_run.pop(str(dose), None)
         if not doses or self.evidence.job.world_size > 1:  # ranks must do the same at the same time
             return
-        self.on_progress(f"in one run: {', '.join(map(str, doses))}")
+        self._say(f"in one run: {', '.join(map(str, doses))}")
         share = min(self.trials.slots, len(doses))  # one run on each of several nodes
         changes = [self._blocks_of(doses[place::share]) for place in range(share)]
         self.trials.expect("in one run", [((tuple(self.kept), each),) for each in changes])
@@ -278,12 +289,16 @@ class Tuner:
         """What a trial is told to switch these treatments in blocks."""
         return {
             "arms": tuple(doses),
-            "seconds": seconds_for(len(doses) + 1, self.evidence.step_s or 0.0),
+            "seconds": min(
+                seconds_for(len(doses) + 1, self.evidence.step_s or 0.0),
+                BLOCKS_SHARE * max(0.0, self._ends_s - time.monotonic()),
+            ),
         }
 
     def _try_all(self, candidates: Sequence[Candidate]) -> None:
         for number, (treatment, values) in enumerate(candidates):
             self._later = candidates[number:]
+            self._place = f"{number + 1} of {len(candidates)} · "
             if self._is_late():
                 self._note(treatment, values[0], "not tried", NO_TIME)
                 continue
@@ -348,14 +363,13 @@ class Tuner:
         if gain is not None and not gain.is_kept:  # time was cheap to measure, numbers are not
             self._note_gain(treatment, dose, gain)
             return None
-        self.on_progress(f"{dose}: numbers")
+        self._say(f"{dose}: numbers")
         judged = self.numbers.judge(treatment, self.kept, dose)
         if not judged.is_right:
             self._note(treatment, dose.value, judged.answer, judged.reason, gain)  # type: ignore[arg-type]
             return None
         self.checks[str(dose)] = judged.reason
         if gain is None:
-            self.on_progress(f"{dose}: time")
             try:
                 gain = self._gain(self.kept, [*self.kept, dose], label=str(dose))
             except _Failed as error:
@@ -370,7 +384,8 @@ class Tuner:
         if gain.is_none:
             self._note(treatment, dose.value, "no gain", "it gains less than 3 %", gain)
         else:
-            reason = f"{gain.num_pairs} pairs do not show whether it gains 3 %"
+            what = "blocks" if str(dose) in self._in_run else "pairs"
+            reason = f"{gain.num_pairs} {what} do not show whether it gains 3 %"
             self._note(treatment, dose.value, "undecided", reason, gain)
 
     def _gain(self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str) -> Gain:
@@ -379,9 +394,12 @@ class Tuner:
         self.pairs[label] = pairs
         self.trials.expect(label, [self._pair(without, with_, number) for number in range(FEWEST_PAIRS)])
         while True:
+            self._say(f"{label}: time, pair {len(pairs) + 1}")
             (first, _), (second, _) = self._pair(without, with_, len(pairs))
             found = self._run_pair(first, second)
             plain, treated = found if len(pairs) % 2 == 0 else reversed(found)
+            if regroups([*without, *with_]):
+                plain, treated = verdict.by_step(plain), verdict.by_step(treated)
             if reason := verdict.failure(treated, like=plain) or verdict.failure(plain):
                 raise _Failed(reason)
             pairs.append((plain, treated))
@@ -407,7 +425,6 @@ class Tuner:
             if self._is_late() or (dose == before[-1] and self.kept == before):
                 return  # what the last one gains was measured beside the others
             others = [each for each in self.kept if each != dose]
-            self.on_progress(f"without {dose}")
             gain = self._gain_beside(dose, others)
             if gain is None:
                 continue
@@ -440,7 +457,6 @@ class Tuner:
         if len(self.kept) == 1 and (known := self.pairs.get(str(self.kept[0]))):
             self.pairs[TOGETHER] = known
             return verdict.gain_of(known)
-        self.on_progress(TOGETHER)
         try:
             return self._gain([], self.kept, label=TOGETHER)
         except _Failed as error:
@@ -451,6 +467,11 @@ class Tuner:
             return None
 
     # -- what is told
+
+    def _say(self, what: str) -> None:
+        """Say what is under way, how far that is, and what was found by now."""
+        kept = f" · kept: {', '.join(map(str, self.kept))}" if self.kept else ""
+        self.on_progress(f"{self._place}{what}{kept}")
 
     def _note(
         self,
@@ -567,12 +588,22 @@ class _Failed(Exception):
     """A trial that cannot be judged."""
 
 
-def plan_of(step_s: float) -> TrialPlan:
-    """Choose how many steps a trial runs, by how long one takes."""
+def length_of(evidence: Evidence) -> int | None:
+    """The steps of a job that was diagnosed to its end; None where it was cut off."""
+    ran_out = evidence.job.ended == "finished" and evidence.steps
+    return evidence.steps[-1].index if ran_out else None
+
+
+def plan_of(step_s: float, *, most_steps: int | None = None) -> TrialPlan:
+    """Choose how many steps a trial runs, by how long one takes and how many the job has."""
     block_steps = min(MOST_BLOCK_STEPS, max(2, round(BLOCK_S / step_s)))
     plan = TrialPlan(warmup=max(FEWEST_WARMUP, block_steps), blocks=5, block_steps=block_steps)
     if step_s >= LONG_STEP_S:
         plan = TrialPlan(warmup=3, blocks=3, block_steps=1)
+    elif most_steps is not None and plan.num_steps > most_steps:
+        warmup = min(plan.warmup, max(3, most_steps // 5))
+        block_steps = max(2, (most_steps - warmup - 1) // plan.blocks)
+        plan = replace(plan, warmup=warmup, block_steps=block_steps)
     return replace(plan, limit_s=HANGS * plan.num_steps * step_s + LEAST_LIMIT_S)
 
 

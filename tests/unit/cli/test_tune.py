@@ -15,7 +15,7 @@ from flatout.cli import tune
 from flatout.cli.app import all_verbs, application
 from flatout.tuner.check.answer import CountChange
 from flatout.tuner.check.check import Checked
-from flatout.tuner.results.prescription import Prescription
+from flatout.tuner.results.prescription import Kept, Prescription
 from flatout.tuner.tune import Tried, Tuning
 from flatout.tuner.verdict import Gain
 
@@ -42,16 +42,19 @@ def test_every_treatment_is_shown_with_its_answer_and_its_gain(capsys: pytest.Ca
         noise=NOISE,
         reproducible=True,
         total=GAIN,
-        prescription=Prescription(command=("train.py",), treatments=()),
+        prescription=Prescription(
+            command=("train.py", "--name", "a b"), treatments=(Kept(name="loader-workers", value=2),)
+        ),
         num_trials=20,
         step_s=0.1,
         diff="--- a/model.py\n+++ b/model.py\n-for b in x: [loop]\n+" + "gather, " * 20,
     )
-    tune._show(done, Path("flatout.toml"))
+    tune._show(done, Path("best.toml"), module=False)
     shown = capsys.readouterr().out
+    assert "Run it: flatout run --with best.toml train.py --name 'a b'\n" in shown
     assert done.diff in shown and "flatout tune --apply" in shown
     assert "loader-workers 2" in shown and "1.50× [1.40, 1.60]" in shown and "failed" in shown
-    assert "The job against itself: 0.99× to 1.01× over 3 pairs" in shown and "flatout run" in shown
+    assert "The job against itself: 0.99× to 1.01× over 3 pairs" in shown
 
 
 def test_a_job_that_nothing_makes_faster_is_told_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,8 @@ from tests.unit.tuner.patches.test_apply import PATCHED, patched_prescription
 from tests.unit.tuner.patches.test_patch import LOOP
 from tests.unit.tuner.results.test_prescription import KEPT, MACHINE, PROOF
 
+SCRIPT = ["train.py", "--epochs", "3"]
+
 
 def test_a_missing_prescription_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no prescription at") as raised:
@@ -21,15 +23,16 @@ def test_a_missing_prescription_is_named(tmp_path: Path) -> None:
 
 def test_what_is_applied_is_said_in_one_line() -> None:
     made = Prescription(command=("train.py",), treatments=KEPT[:1], proof=PROOF)
-    assert announce(made) == "loader-workers 4; 1.50× when it was tuned"
-    assert "no proof" in announce(Prescription(command=("train.py",), treatments=KEPT[:1]))
-    assert "runs as it is" in announce(Prescription(command=("train.py",), treatments=()))
+    assert announce(made, SCRIPT) == "loader-workers 4; 1.50× when it was tuned"
+    assert announce(made, ["other.py"]) == "loader-workers 4; 1.50× when train.py was tuned"
+    assert "no proof" in announce(Prescription(command=("train.py",), treatments=KEPT[:1]), SCRIPT)
+    assert "runs as it is" in announce(Prescription(command=("train.py",), treatments=()), SCRIPT)
 
 
 def test_a_proof_of_another_machine_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Prescription(command=("train.py",), treatments=KEPT[:1], proof=PROOF, machine=MACHINE)
     monkeypatch.setattr("flatout.tuner.run.differences", lambda machine: ["2 cores instead of 64"])
-    assert announce(made).endswith(
+    assert announce(made, SCRIPT).endswith(
         "on other hardware (2 cores instead of 64): flatout tune train.py proves it here"
     )
 

@@ -20,7 +20,7 @@ from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trial.switched import ArmResult
 from flatout.tuner.trials import Run, Trials, Unit
-from flatout.tuner.tune import Tuner, at_once, plan_of, source_of
+from flatout.tuner.tune import Tuner, at_once, length_of, plan_of, source_of
 from tests.unit.tuner.patches.test_patch import LOOP
 from tests.unit.tuner.patches.test_patch import finding as found_at
 from tests.unit.tuner.test_treatment import evidence, on_gpu
@@ -47,6 +47,7 @@ class GivenTrials:
     def __exit__(self, *_: object) -> None: ...
 
     slots = at_once = 1
+    plan = plan_of(0.1)
 
     def expect(self, label: str, units: Sequence[Unit]) -> None:
         self.expected.append((label, list(units)))
@@ -210,8 +211,14 @@ def test_as_many_trials_run_at_once_as_a_gpu_has_room_for() -> None:
 
 
 def test_a_job_that_cannot_be_measured_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="ended after 3 steps"):
-        tuned(tmp_path, lambda names: trial(ended="finished"))
+    hints = {"finished": "give it more epochs", "crashed": "without flatout"}
+    for ended, hint in hints.items():
+        with pytest.raises(BadInput, match=r"ended after 3 steps|raised") as raised:
+            tuned(tmp_path, lambda names, ended=ended: trial(ended=ended, error="ValueError: x"))  # type: ignore[misc]
+        assert hint in str(raised.value.hint)
+    with pytest.raises(BadInput, match="ended after 0 steps") as raised:
+        tuned(tmp_path, lambda names: trial(ended="finished", num_steps=0))
+    assert raised.value.hint == "it must train: no step of an optimizer was seen"
     with pytest.raises(BadInput, match="no step"):
         tuned(tmp_path, lambda names: trial(), evidence(steps=()))
     with pytest.raises(BadInput, match="no treatment 'magic'"):
@@ -325,3 +332,12 @@ def test_a_patch_is_tried_like_a_treatment_and_shown_as_a_diff(
     (kept,) = done.prescription.patches
     assert (kept.file, kept.sha256) == ("model.py", sha256(LOOP)) and kept.low > 4
     assert not done.prescription.treatments and done.total is not None
+
+
+def test_a_short_job_is_tried_with_as_many_steps_as_it_has() -> None:
+    assert plan_of(0.02).num_steps == plan_of(0.02, most_steps=1000).num_steps == 121
+    short = plan_of(0.02, most_steps=60)
+    assert (short.warmup, short.blocks, short.block_steps, short.num_steps) == (12, 5, 9, 58)
+    assert plan_of(0.02, most_steps=10).num_steps == 14  # the fewest; the first run then says what is missing
+    whole = evidence(job=replace(evidence().job, ended="finished"))
+    assert length_of(whole) == 1 and length_of(evidence()) is None
