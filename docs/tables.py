@@ -23,6 +23,7 @@ PAGES = {
     "scale.md": "scale_figures",
     "scoreboard.md": "diagnosis_figures",
     "steering.md": "steering_figures",
+    "tune.md": "tuning_figures",
     "watch.md": "watch_figures",
 }
 

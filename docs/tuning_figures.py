@@ -1,0 +1,107 @@
+"""The tables of tune.md, made from the result files of the benchmark (`tables`).
+
+`<!-- tuning: proofs -->` marks what the tuner must never do, a row per part and every failure below it;
+`<!-- tuning: planted -->` what it gains on planted faults beside mending them by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tables import fill
+
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "tuning" / "results"
+NOT_MEASURED = "*Not measured yet.*"
+ENOUGH = 0.9
+
+Result = dict[str, Any]
+PARTS = {
+    "wrong": ("planted mistakes, as each class", "all rejected"),
+    "traps": ("traps", "all refused"),
+    "noise": ("comparisons of a job with itself", "at most 2 % kept"),
+    "decoys": ("clean twins, with what would mend their fault", "nothing kept"),
+}
+
+
+def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
+    return fill(markdown, {"proofs": proofs, "planted": planted}, owner="tuning", folder=folder)
+
+
+def proofs(folder: Path) -> str:
+    return _each(folder, _proofs)
+
+
+def planted(folder: Path) -> str:
+    return _each(folder, _planted)
+
+
+def _each(folder: Path, table: Callable[[Result], list[str]]) -> str:
+    """One table per machine, from its latest result; names end in the date."""
+    by_machine = {path.stem.rsplit("_", 1)[0]: path for path in sorted(folder.glob("tuning_*.json"))}
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in by_machine.values()]
+    found = [
+        "\n".join([f"{result['hardware']}, torch {result['torch']}:", "", *lines])
+        for result in results
+        if (lines := table(result))
+    ]
+    return "\n\n".join(found) or NOT_MEASURED
+
+
+def _proofs(result: Result) -> list[str]:
+    rows = [
+        _row([what, *_counts(part, result["rows"][part]), goal])
+        for part, (what, goal) in PARTS.items()
+        if part in result["rows"]
+    ]
+    if not rows:
+        return []
+    failed = [
+        f"- not right: {name}, {item.get('answer') or ', '.join(item.get('kept', ()))}"
+        for part in PARTS
+        for name, item in result["items"].get(part, {}).items()
+        if not item.get("right", True)
+    ]
+    return [
+        _row(["what", "number", "found", "a peer's rule on the same runs", "goal"]),
+        _row(["---"] * 5),
+        *rows,
+        *(["", *failed] if failed else []),
+    ]
+
+
+def _counts(part: str, row: Result) -> list[str]:
+    if part == "wrong":
+        peer = f"{row['planted'] - row['passed_by_a_peers_loss_rule']} rejected"
+        return [str(row["planted"]), f"{row['rejected']} rejected", peer]
+    if part == "noise":
+        kept = sum(row[kind]["kept"] for kind in ("in_one_run", "pairs_of_runs"))
+        peer = row["peer"]
+        return [
+            str(row["comparisons"]),
+            f"{kept} kept ({row['false_keeps']:.1%})",
+            f"{peer['kept_if_3_percent_faster']} of {peer['comparisons']} kept",
+        ]
+    return [str(row["items"]), f"{row['right']} right", ""]
+
+
+def _planted(result: Result) -> list[str]:
+    rows = [
+        _row([
+            f"`{name}`",
+            f"{item['tuned']:.2f}×",
+            f"{item['by_hand']:.2f}×",
+            f"{item['share']:.2f}" + ("" if item["share"] >= ENOUGH else " (missed)"),
+            ", ".join(item["kept"]) or "nothing kept",
+        ])
+        for name, item in sorted(result["items"].get("planted", {}).items())
+    ]
+    if not rows:
+        return []
+    return [_row(["fault", "tuned", "mended by hand", "share", "kept"]), _row(["---"] * 5), *rows]
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
