@@ -404,7 +404,8 @@ class Tuner:
                 raise _Failed(reason)
             pairs.append((plain, treated))
             gain = verdict.gain_of(pairs)
-            if gain.is_settled or len(pairs) >= MOST_PAIRS:
+            is_over = len(pairs) >= FEWEST_PAIRS and time.monotonic() > self._ends_s
+            if gain.is_settled or is_over or len(pairs) >= MOST_PAIRS:
                 return gain
 
     def _run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:

@@ -139,13 +139,15 @@ def _is_own(trace: TracebackType) -> bool:
     return frame.f_code.co_filename.startswith(OWN_CODE) or frame.f_globals.get("__name__") == "runpy"
 
 
-def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Call `then` with a package once anything has imported it."""
+def after_import(name: str, then: Callable[[ModuleType], None]) -> Callable[[], None]:
+    """Call `then` with a package once anything has imported it; return a function that cancels this."""
     loaded = sys.modules.get(name)
     if loaded is not None:
         then(loaded)
-    else:
-        sys.meta_path.insert(0, AfterImport(name, then))
+        return lambda: None
+    finder = AfterImport(name, then)
+    sys.meta_path.insert(0, finder)
+    return finder.leave
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
@@ -154,6 +156,10 @@ class AfterImport(importlib.abc.MetaPathFinder):
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name, self._then = name, then
         self._is_asking = False
+
+    def leave(self) -> None:
+        with contextlib.suppress(ValueError):  # done, or somebody made a list of their own
+            sys.meta_path.remove(self)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -170,10 +176,9 @@ class AfterImport(importlib.abc.MetaPathFinder):
             own = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                del loader.exec_module
+                vars(loader).pop("exec_module", None)  # gone already, where several wait for one package
                 own(module)
-                with contextlib.suppress(ValueError):  # somebody made a list of their own
-                    sys.meta_path.remove(self)
+                self.leave()
                 self._then(module)
 
             loader.exec_module = exec_module

@@ -11,6 +11,7 @@ Whether the memory is enough, the trial shows.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any, NamedTuple
 
@@ -54,8 +55,11 @@ def install(patches: Patches, value: Value) -> None:
 
     cut = _Cut(*map(int, re.split("[x=]", str(value))))
     _change_arguments(cut, patches)
-    after_import("transformers.training_args", lambda module: _change_trainer(module, cut, patches))
-    after_import("accelerate.accelerator", lambda module: _change_accelerator(module, cut, patches))
+    for name, change in (
+        ("transformers.training_args", _change_trainer),
+        ("accelerate.accelerator", _change_accelerator),
+    ):
+        patches.on_undo(after_import(name, functools.partial(change, cut=cut, patches=patches)))
 
 
 def _change_arguments(cut: _Cut, patches: Patches) -> None:
@@ -73,7 +77,7 @@ def _change_arguments(cut: _Cut, patches: Patches) -> None:
         return found, rest
 
 
-def _change_trainer(module: Any, cut: _Cut, patches: Patches) -> None:
+def _change_trainer(module: Any, *, cut: _Cut, patches: Patches) -> None:
     @patches.around(module.TrainingArguments, "__init__")
     def init(real: Any, arguments: Any, *args: Any, **kwargs: Any) -> None:
         size = kwargs.get("per_device_train_batch_size", module.TrainingArguments.per_device_train_batch_size)
@@ -83,7 +87,7 @@ def _change_trainer(module: Any, cut: _Cut, patches: Patches) -> None:
         real(arguments, *args, **kwargs)
 
 
-def _change_accelerator(module: Any, cut: _Cut, patches: Patches) -> None:
+def _change_accelerator(module: Any, *, cut: _Cut, patches: Patches) -> None:
     from torch.utils.data import DataLoader
 
     is_changed = False
