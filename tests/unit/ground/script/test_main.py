@@ -110,6 +110,17 @@ def test_a_callback_after_an_import_comes_once_and_leaves_nothing(lately_importe
     del sys.modules["lately_imported"]
 
 
+def test_several_wait_for_one_import_and_one_that_left_is_not_called(lately_imported: str) -> None:
+    seen: list[str] = []
+    leave = after_import(lately_imported, lambda _module: seen.append("left"))
+    for name in ("one", "two"):
+        after_import(lately_imported, lambda _module, name=name: seen.append(name))  # type: ignore[misc]
+    leave()
+    importlib.import_module(lately_imported)
+    assert sorted(seen) == ["one", "two"]
+    del sys.modules["lately_imported"]
+
+
 def test_who_asks_for_a_package_without_importing_it_changes_nothing(lately_imported: str) -> None:
     """As transformers does before it imports torch."""
     seen: list[ModuleType] = []
