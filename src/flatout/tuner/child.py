@@ -33,6 +33,7 @@ class TrialOptions:
     block_steps: int
     checked: tuple[int, ...]  # steps, from 1, whose gradients and parameters are hashed
     first_step: str | None = None  # a file for the gradients and changes of the first step
+    all_batches: bool = False  # every batch is hashed, where times do not count
     same_random: bool = False  # compiled code draws as eager code does
     fixed_samples: bool = False  # a dataset draws the same for a sample in any process
     plain: bool = False  # without dropout, for the comparison of gradients

@@ -84,7 +84,7 @@ class Meter:
         self._blocks_s: list[float] = []
         self._switched: Blocks | None = None
         self._checked: dict[str, StepHashes] = {}
-        self._reads = Reads(options.checked)
+        self._reads = Reads(options.checked, all_batches=options.all_batches)
         self._losses: list[Any] = []
         self._num_losses_at_start = 0
         self._weights: list[tuple[Any, Any]] = []  # in the first step: parameters, and what they were before

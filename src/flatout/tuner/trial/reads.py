@@ -15,13 +15,15 @@ from flatout.measure.patches import Patches
 from flatout.tuner.trial.hashes import hash_of_batch
 
 MOST_READS = 20_000
+MOST_BATCHES = 1_000
 
 
 class Reads:
     """Watches loaders, scalars and scalers in the job's process."""
 
-    def __init__(self, checked: Collection[int]) -> None:
+    def __init__(self, checked: Collection[int], *, all_batches: bool = False) -> None:
         self.checked = frozenset(checked)
+        self._most_batches = MOST_BATCHES if all_batches else 0
         self.batches: dict[str, str] = {}  # hashes, by "loader.batch", both from 1
         self.scalars: list[float] = []
         self._found_inf: list[Any] = []
@@ -46,8 +48,9 @@ class Reads:
             batch = real(iterator)
             loader = self._number_of(iterator._dataset)
             self._num_batches[loader] += 1
-            if self._num_batches[loader] in self.checked:
-                self.batches[f"{loader}.{self._num_batches[loader]}"] = hash_of_batch(batch)
+            number = self._num_batches[loader]
+            if number in self.checked or number <= self._most_batches:
+                self.batches[f"{loader}.{number}"] = hash_of_batch(batch)
             return batch
 
         patches.replace(_BaseDataLoaderIter, "__next__", next_batch)

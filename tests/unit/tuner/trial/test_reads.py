@@ -26,3 +26,13 @@ def test_batches_are_numbered_by_loader_and_numbers_are_those_the_script_reads()
     assert reads.batches.keys() == {"1.1", "1.3", "2.1"}
     assert reads.batches["1.1"] == reads.batches["1.3"] == reads.batches["2.1"]  # the first of an epoch
     assert reads.num_skipped == 0
+
+
+def test_every_batch_is_looked_at_where_times_do_not_count() -> None:
+    reads, patches = Reads((1,), all_batches=True), Patches()
+    reads.install(torch, patches)
+    try:
+        list(DataLoader(TensorDataset(torch.arange(8.0)), batch_size=2))
+    finally:
+        patches.undo()
+    assert list(reads.batches) == ["1.1", "1.2", "1.3", "1.4"] and len(set(reads.batches.values())) == 4
