@@ -229,6 +229,9 @@ class Tuner:
                 )
             elif values:
                 found.append((treatment, values))
+            elif self.only:
+                reason = f"nothing in this job calls for it: --only {treatment.name}=VALUE tries it anyway"
+                self._note(treatment, True, "not tried", reason)
         return found
 
     def _patches(self) -> list[Candidate]:

@@ -341,3 +341,9 @@ def test_a_short_job_is_tried_with_as_many_steps_as_it_has() -> None:
     assert plan_of(0.02, most_steps=10).num_steps == 14  # the fewest; the first run then says what is missing
     whole = evidence(job=replace(evidence().job, ended="finished"))
     assert length_of(whole) == 1 and length_of(evidence()) is None
+
+
+def test_a_treatment_that_was_asked_for_and_does_not_suit_the_job_is_told(tmp_path: Path) -> None:
+    done = tuned(tmp_path, lambda names: trial(blocks_s=(0.1,) * 5), only=["no-sync"])
+    (only,) = done.tried
+    assert only.answer == "not tried" and "--only no-sync=VALUE" in only.reason
