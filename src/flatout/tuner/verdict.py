@@ -215,7 +215,7 @@ def serves_other_batches(plain: TrialResult, treated: TrialResult) -> str | None
     shared = plain.batches.keys() & treated.batches.keys()
     if plain.batches and not shared:
         return "no batch of its loaders was seen, so nothing was verified"
-    for name in sorted(shared):
+    for name in sorted(shared, key=lambda name: [int(part) for part in name.split(".")]):
         if plain.batches[name] != treated.batches[name]:
             loader, _, number = name.partition(".")
             return f"batch {number} of loader {loader} differs"

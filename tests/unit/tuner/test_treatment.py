@@ -370,6 +370,8 @@ def test_larger_micro_batches_are_offered_to_steps_of_several_batches_alike() ->
     steps = tuple(replace(evidence().steps[0], num_batches=4, num_backwards=4) for _ in range(3))
     offered = proposed(evidence(steps=steps), "parser.add_argument('--accumulate')")
     assert offered["larger-micro-batches"] == ["8x4=32x1", "8x4=16x2"]
+    ahead = (replace(steps[0], num_batches=3), *steps)  # as Accelerate fetches at the end of an epoch
+    assert "larger-micro-batches" in proposed(evidence(steps=ahead), "accumulate")
     assert "larger-micro-batches" not in proposed(evidence(steps=steps))  # nothing names the number
     uneven = (*steps, replace(steps[0], num_batches=1, num_backwards=1))
     assert "larger-micro-batches" not in proposed(evidence(steps=uneven), "accumulate")

@@ -39,12 +39,13 @@ class _Cut(NamedTuple):
 def propose(case: Case) -> list[Value]:
     """Where every step accumulates the same number of batches of one loader; the largest batch first."""
     evidence = case.evidence
-    steps = {(step.num_batches, step.num_backwards) for step in evidence.kept("real")}
+    steps = evidence.kept("real")
+    numbers = {step.num_backwards for step in steps}
     sizes = {loader.batch_size for loader in evidence.loaders if loader.trains}
-    if len(steps) != 1 or len(sizes) != 1 or "accum" not in case.source.lower():
+    if len(numbers) != 1 or len(sizes) != 1 or "accum" not in case.source.lower():
         return []
-    (num_batches, number), size = steps.pop(), sizes.pop()
-    if num_batches != number or size is None:
+    number, size = numbers.pop(), sizes.pop()
+    if size is None or max(step.num_batches for step in steps) != number:  # one may be fetched ahead
         return []
     factors = [factor for factor in range(number, 1, -1) if number % factor == 0]
     return [str(_Cut(size, number, size * each, number // each)) for each in factors[:MOST_VALUES]]
