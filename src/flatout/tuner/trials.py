@@ -62,6 +62,17 @@ class TrialPlan:
         return self.warmup + self.blocks * self.block_steps + 1
 
 
+def hint_of(run: TrialResult, plan: TrialPlan) -> str:
+    """What to do about a job whose own runs cannot be judged."""
+    if run.ended in ("crashed", "killed"):
+        return "try it without flatout: it must run for some dozens of steps"
+    if not run.num_steps:
+        return "it must train: no step of an optimizer was seen"
+    if run.ended == "finished":
+        return f"a trial runs {plan.num_steps} steps: give it more epochs or more data"
+    return "flatout diagnose says more" if run.losses else "its steps must call backward on a loss"
+
+
 class Trials:
     """Runs trials of one job, and leaves nothing of them behind."""
 

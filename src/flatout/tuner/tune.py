@@ -36,7 +36,7 @@ from flatout.tuner.trial.journal import Journal, journal_path
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trial.on_cluster import ClusterTrials
 from flatout.tuner.trial.switched import FEWEST_ROUNDS, LEAST_GAIN, MOST_ROUNDS
-from flatout.tuner.trials import TrialPlan, Trials, Unit, pair_of
+from flatout.tuner.trials import TrialPlan, Trials, Unit, hint_of, pair_of
 from flatout.tuner.verdict import FEWEST_PAIRS, MOST_PAIRS, Gain, JobGain
 
 BLOCK_S, MOST_BLOCK_STEPS = 0.4, 50
@@ -195,23 +195,13 @@ class Tuner:
             pairs.append(self._run_pair([], []))
             for run in pairs[-1]:
                 if reason := verdict.failure(run):
-                    raise BadInput(f"the job cannot be tuned: {reason}", hint=self._hint(run))
+                    raise BadInput(f"the job cannot be tuned: {reason}", hint=hint_of(run, self.trials.plan))
         runs = [run for pair in pairs for run in pair]
         self.trials.at_once = at_once(self.evidence, runs)
         precision = self.evidence.precision
         is_half = precision is not None and precision.autocast is not None
         self.numbers = Numbers(self.trials, runs, is_half=is_half)
         return verdict.gain_of(pairs)
-
-    def _hint(self, run: TrialResult) -> str:
-        """What to do about a job whose own runs cannot be judged."""
-        if not run.num_steps:
-            return "it must train: no step of an optimizer was seen"
-        if run.ended == "finished":
-            return f"a trial runs {self.trials.plan.num_steps} steps: give it more epochs or more data"
-        if run.ended in ("crashed", "killed"):
-            return "it must run for some dozens of steps by itself: try it without flatout"
-        return "flatout diagnose says more" if run.losses else "its steps must call backward on a loss"
 
     # -- treatments
 

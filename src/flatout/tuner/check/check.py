@@ -33,7 +33,7 @@ from flatout.tuner.results.prescription import load_prescription
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.counts import Counts
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.trials import TrialPlan, Trials
+from flatout.tuner.trials import TrialPlan, Trials, hint_of
 from flatout.tuner.tune import plan_of
 from flatout.tuner.verdict import Gain
 
@@ -168,7 +168,7 @@ class _Side:
         if reason := verdict.failure(found):
             raise BadInput(
                 f"{self.tree.name} cannot be measured: {reason}",
-                hint="the script must train for some dozens of steps",
+                hint=hint_of(found, self.trials.plan),
             )
         return found
 
