@@ -89,13 +89,15 @@ def _counts(part: str, row: Result) -> list[str]:
 
 def _planted(result: Result) -> list[str]:
     rows = [
-        _row([
-            f"`{name}`",
-            f"{item['tuned']:.2f}×",
-            f"{item['by_hand']:.2f}×",
-            f"{item['share']:.2f}" + ("" if item["share"] >= ENOUGH else " (missed)"),
-            ", ".join(item["kept"]) or "nothing kept",
-        ])
+        _row(
+            [
+                f"`{name}`",
+                f"{item['tuned']:.2f}×",
+                f"{item['by_hand']:.2f}×",
+                f"{item['share']:.2f}" + ("" if item["share"] >= ENOUGH else " (missed)"),
+                ", ".join(item["kept"]) or "nothing kept",
+            ]
+        )
         for name, item in sorted(result["items"].get("planted", {}).items())
     ]
     if not rows:
