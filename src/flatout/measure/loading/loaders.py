@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 MOST_KEPT_BYTES = 2 << 30
 BRIEFLY_S = 0.02
+LONGEST_REST_S, LOOK_AGAIN_S = 0.3, 0.002
 
 END = object()
 
@@ -329,10 +330,26 @@ class LoaderWatch:
             raise
 
     def begin_serving(self, arm: str | None) -> None:
-        """Serve kept batches from here on (arm "cached", "half" or "one"), or real ones (None)."""
+        """Serve kept batches from here on (arm "cached", "half" or "one"), or real ones (None).
+
+        Workers first make what they were asked for: else they take cores from steps that need none of it.
+        """
         self.serving = arm
+        if arm is not None:
+            self._let_workers_rest()
         for record in self.records:
             record.served = 0
+
+    def _let_workers_rest(self) -> None:
+        """Wait, not for long, until they have made every batch that they were asked for."""
+        working = [each for each in self.iterators if getattr(each, "_workers", None)]
+        for iterator in working:
+            record: LoaderRecord = iterator._flatout_record
+            if record.queued_before is None and record.trains:
+                record.queued_before = _num_queued(iterator)
+        until_s = now() + LONGEST_REST_S
+        while any(_num_queued(each) < len(each._task_info) for each in working) and now() < until_s:
+            time.sleep(LOOK_AGAIN_S)
 
     def trained_on(self) -> LoaderRecord | None:
         self._note_steps()

@@ -234,6 +234,16 @@ def test_kept_batches_are_served_in_order_again_and_again(watch: LoaderWatch) ->
     assert train_on(watch, batches, 5) == [batch(0), batch(1), batch(2), batch(0), batch(1)]
 
 
+def test_workers_rest_before_batches_are_served(watch: LoaderWatch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else they would take cores from the steps that are timed on kept batches."""
+    monkeypatch.setattr(loaders, "LONGEST_REST_S", 60.0)
+    batches = serving_after(watch, make_loader(num_workers=2), 2)
+    num_asked = len(batches._task_info)  # type: ignore[attr-defined]
+    assert _num_queued(batches) == num_asked > 0
+    assert train_on(watch, batches, 1) == [batch(0)]
+    assert _num_queued(batches) == num_asked
+
+
 def test_the_epoch_keeps_its_length_while_batches_are_served(watch: LoaderWatch) -> None:
     loader = make_loader()
     batches = serving_after(watch, loader, 3)
