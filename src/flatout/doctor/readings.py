@@ -61,6 +61,9 @@ ARMS = {
     "tf32": ("with TF32 products", "computing products in full 32 bits"),
     "unsynchronised": ("without an exchange of gradients", "the exposed exchange of gradients"),
     "workers": ("with num_workers={value:g}", "the current number of workers"),
+    "whole-batches": ("with all rows of a batch taken at once", "taking rows one by one"),
+    "threads": ("with {value:g} threads", "the current number of threads"),
+    "garbage-off": ("without garbage collections", "collecting garbage"),
     "batched-call": ("with one batched call at {place}", "the loop of calls"),
     "library-recurrence": ("with one recurrent call at {place}", "the loop of cells"),
     "merged-groups": ("with equal parameter groups merged", "the number of parameter groups"),
@@ -129,10 +132,10 @@ def _read_half(found: Counterfactual, evidence: Evidence) -> ArmReading:
         words = "within the noise: this run cannot tell what limits the step"
     elif low >= 0.8:
         words = _bound_once_per_step(evidence)
-    elif high <= 0.65:
+    elif high <= 0.65 or fraction <= 0.5:
         words = _bound_per_sample(evidence)
     else:
-        grows = show_share(min(1.0, 2 * (1 - fraction)))
+        grows = show_share(2 * (1 - fraction))
         words = f"{grows} of the step grows with the batch, the rest is paid once per step"
     figure = f"a step takes {fraction:.2f} [{low:.2f}, {high:.2f}] of the full one"
     return _reading(found, label="on half the batch", figure=figure, words=words)

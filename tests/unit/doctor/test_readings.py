@@ -12,6 +12,7 @@ from hypothesis import given
 
 from flatout.doctor.finding import Ceiling
 from flatout.doctor.readings import (
+    ARMS,
     bound,
     ended_early,
     instruments,
@@ -24,6 +25,7 @@ from flatout.doctor.readings import (
     straggler_words,
     unexplained,
 )
+from flatout.doctor.rule import all_rules
 from flatout.measure import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, Host, StackPath, Stacks, Step
 from flatout.measure.evidence_file import load_evidence
@@ -315,7 +317,7 @@ def test_blocks_that_were_knocked_out_are_left_to_the_map() -> None:
 def test_no_more_than_the_whole_step_grows_with_the_batch() -> None:
     half = replace(builders.counterfactuals()[1], speedup=2.06, speedup_low=1.5, speedup_high=2.8)
     (reading,) = readings(builders.evidence(counterfactuals=(half,)))
-    assert reading.words.startswith("100 % of the step grows with the batch")
+    assert "grows with the batch" not in reading.words and "work per sample" in reading.words
 
 
 def test_a_finding_says_what_proves_it_or_why_nothing_does() -> None:
@@ -411,3 +413,8 @@ def test_nothing_costs_time_is_said_of_no_recorded_job_that_loses_a_tenth() -> N
 def test_a_gpu_of_which_no_kernel_was_seen_is_not_called_busy() -> None:
     evidence = builders.evidence(kernels=None, counterfactuals=(), episodes=())
     assert unexplained(evidence) is not None
+
+
+def test_every_arm_that_proves_a_rule_is_read_in_words_of_its_own() -> None:
+    seen_in_passing = {"knock-out", "outside", "epoch starts", "compilation", "kernels"}
+    assert {kind for rule in all_rules() for kind in rule.arms} - seen_in_passing <= set(ARMS)

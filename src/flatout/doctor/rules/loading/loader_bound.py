@@ -109,7 +109,7 @@ def _finding(
     if cached is not None:
         figures.append(f"on cached batches the step takes {show_seconds(cached.step_s)}")
     if workers is not None:
-        figures.append(f"with {_count(workers)} workers the step takes {show_seconds(workers.step_s)}")
+        figures.append(f"with num_workers={_count(workers)} the step takes {show_seconds(workers.step_s)}")
     ready_s = loading.batch_s(loader)
     if ready_s is not None:
         figures.append(f"one process makes a batch in {show_seconds(ready_s)}")

@@ -82,7 +82,7 @@ def _finding(evidence: Evidence, loader: Loader, *, share: float, cores: int) ->
     if cached is not None:
         figures.insert(1, f"on cached batches the step takes {_with_interval(cached)}")
     if workers is not None:
-        figures.insert(1, f"with {workers.value:g} workers the step takes {_with_interval(workers)}")
+        figures.insert(1, f"with num_workers={workers.value:g} the step takes {_with_interval(workers)}")
     if loader.fetch_s is not None:
         figures.append(f"fetching the samples of a batch takes {show_seconds(loader.fetch_s.mean_s)}")
     if loader.collate_s is not None:
