@@ -16,7 +16,7 @@ step outside the phases, which corresponds to 1.3 times the speed, and no line t
 The ceiling is measured: steps without the block, plus what the device needs at its best for the block's
 arithmetic and bytes. If the block could not be left out, there is no ceiling. A loop in the model is found
 only by steps without it: they are 1.3 times as fast, and the loop takes fifty times what the device needs
-at its best.
+at its best. A loop over layers, each of which is called once, is the model itself and not reported.
 
 Fix
 Do the work less often, or in one batched operation instead of a loop:
@@ -161,13 +161,30 @@ def _loops_of_the_model(evidence: Evidence) -> list[Finding]:
             pays = ceiling.speedup >= LEAST_SPEEDUP and _low(ceiling) > RESOLVABLE_SPEEDUP
             freed_s = found.baseline_step_s - found.step_s
             header = _loop_around(found, stacks)
-            if pays and header is not None and freed_s >= MANY_TIMES * found.roofline_s:
+            wastes = pays and freed_s >= MANY_TIMES * found.roofline_s
+            if wastes and header is not None and not _is_over_layers(header, stacks, evidence):
                 wasteful[header] = found
     return [
         _loop_finding(evidence, found, header, step_s=step_s)
         for header, found in wasteful.items()
         if not any(_is_inside(other, found, stacks) for other in wasteful.values())
     ]
+
+
+def _is_over_layers(header: Place, stacks: Stacks, evidence: Evidence) -> bool:
+    """Whether a loop's time lies in modules that it calls once each: layers, one after the other."""
+    inner = {call.place.at: call for call in evidence.inner_calls}
+    samples = of_layers = 0
+    for path in stacks.paths:
+        depth = next((i for i, place in enumerate(path.places) if header in _loops(place, stacks)), None)
+        if depth is None or path.phase not in COMPUTING:
+            continue
+        call = inner.get(path.places[depth].at)
+        below = path.places[depth + 1 :]
+        once = bool(below) and (below[0].function or "").endswith(".forward")
+        samples += path.samples
+        of_layers += path.samples * (once if call is None else call.calls_per_step <= call.num_modules)
+    return samples > 0 and of_layers >= samples / 2
 
 
 def _is_inside(inner: Counterfactual, outer: Counterfactual, stacks: Stacks) -> bool:

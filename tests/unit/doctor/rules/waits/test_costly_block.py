@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from flatout.doctor.examine import examine
 from flatout.doctor.rules.waits.costly_block import detect
-from flatout.measure.evidence import StackPath, Stacks
+from flatout.measure.evidence import InnerCalls, StackPath, Stacks
 
 
 def looping(made, *, speedup=4.0, roofline_s=1e-4, phase="forward", loops=(30,), **changes):
@@ -69,3 +71,24 @@ def test_a_function_that_a_loop_of_the_step_calls_is_found_at_the_loop(made):
     job = made.evidence(stacks=stacks, counterfactuals=(part, whole))
     (finding,) = detect(job)
     assert (finding.place, finding.ceiling.arm) == (made.place(19, function="rollout"), whole.label)
+
+
+def over_layers(made, *, calls_per_step, num_modules):
+    line = made.place(31, function="Model.forward")
+    calls = InnerCalls(
+        module="Block", place=line, calls_per_step=calls_per_step, num_modules=num_modules, rows_differ=False
+    )
+    return looping(made, inner_calls=(calls,))
+
+
+def test_a_loop_over_layers_is_the_model_itself(made):
+    assert detect(over_layers(made, calls_per_step=6.0, num_modules=6)) == []
+    assert detect(over_layers(made, calls_per_step=60.0, num_modules=6)) != []  # and each of them in a loop
+
+
+def test_a_loop_whose_time_lies_in_other_modules_forward_is_one_over_layers(made):
+    job = looping(made)
+    step, line = made.place(9), made.place(31, function="Model.forward")
+    inner = made.place(51, function="Block.forward")
+    paths = (StackPath(phase="forward", places=(step, line, inner), samples=70), *job.stacks.paths[1:])
+    assert detect(replace(job, stacks=replace(job.stacks, paths=paths))) == []
