@@ -57,7 +57,11 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Finding]:
     calls = show_calls(line.calls_per_step)
-    whose = ", each with a gradient as large as the whole tensor" if line.requires_grad else ""
+    whose = (
+        ", each with a gradient as large as the whole tensor"
+        if line.requires_grad and line.backward_s
+        else ""
+    )
     figures = calls_and_timing(evidence, line)
     if line.backward_s is not None:
         figures.append(f"{show_seconds(line.backward_s)} of it in the backward of these rows")

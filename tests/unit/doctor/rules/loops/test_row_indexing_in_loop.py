@@ -67,3 +67,9 @@ def test_look_alikes(made):
     sample = made.site("row", place=made.place(5, function="Samples.__getitem__"))
     assert detect(indexing(made, sample)) == []
     assert detect(indexing(made, made.site("row"), attributed_step_s=None)) == []
+
+
+def test_no_gradient_is_claimed_that_no_backward_pass_computed(made):
+    """Rows of a tensor that needs gradients, read as plain numbers."""
+    (finding,) = detect(indexing(made, made.site("row", requires_grad=True)))
+    assert "gradient" not in finding.message
