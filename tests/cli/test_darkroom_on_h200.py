@@ -78,5 +78,5 @@ def test_the_readme_has_these_figures(diagnosis: Diagnosis) -> None:
             shares[seen.name] += seen.share or 0.0
     creations, rows = shares["tensor-created-in-loop"], shares["row-indexing-in-loop"]
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert f"{creations:.0%} (creations) and {rows:.0%} (rows)".replace("%", " %") in text
-    assert f"a step takes {show_seconds(diagnosis.evidence.step_s)}" in text
+    assert f"{creations:.0%} (creating tensors) and {rows:.0%} (indexing rows)".replace("%", " %") in text
+    assert f"takes {show_seconds(diagnosis.evidence.step_s)} per step" in text
