@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from flatout.measure.evidence import Place
-from flatout.measure.user_code import UserCode
+from flatout.measure.user_code import UserCode, framework_around
 
 HERE = Path(__file__)
 
@@ -290,3 +290,18 @@ def test_sources_give_the_lines_around_each_place(tmp_path: Path) -> None:
     assert list(sources) == ["train.py"]
     assert list(sources["train.py"]) == ["1", "2", "3", "4", "10", "11", "12", "13", "14"]
     assert sources["train.py"]["10"] == "line 10"
+
+
+@pytest.mark.parametrize(
+    ("file", "framework"),
+    [
+        ("/lib/site-packages/transformers/trainer.py", "transformers"),
+        ("/lib/site-packages/lightning/pytorch/loops/fit_loop.py", "lightning"),
+        ("/lib/site-packages/pytorch_lightning/loops/fit_loop.py", "lightning"),
+        ("/lib/site-packages/transformers/models/bert/modeling_bert.py", None),
+        ("/home/ada/train.py", None),
+    ],
+)
+def test_a_framework_is_known_by_the_file_of_its_loop(file: str, framework: str | None) -> None:
+    call = executed(CALLER, file=file)["call"]
+    assert call(lambda: framework_around(sys._getframe())) == framework
