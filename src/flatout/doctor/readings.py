@@ -353,7 +353,8 @@ def instruments(evidence: Evidence) -> tuple[str, ...]:
 def too_little(evidence: Evidence) -> str | None:
     """What to do where the time ended before any cause could be looked for; None where one was."""
     counted = not any(reason.startswith("count:") for reason in evidence.missing)
-    if evidence.step_s is None or counted or evidence.counterfactuals:
+    treated = any(found.kind != "knock-out" for found in evidence.counterfactuals)
+    if evidence.step_s is None or counted or treated:
         return None
     number = len(evidence.steps)
     return (
