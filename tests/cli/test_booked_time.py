@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from pathlib import Path
 
+from flatout.doctor.loading import made_by
 from flatout.measure.evidence import Evidence
 from tests.support.cli import ARMS, assert_measured, line_of, observe
 
@@ -37,5 +38,6 @@ def test_lightning_books_the_closure_where_it_belongs(tmp_path: Path) -> None:
     assert evidence.phase_s("forward") and evidence.phase_s("backward")
     assert evidence.loaders[0].place is not None
     assert evidence.loaders[0].place.line == line_of("lightning_module.py", "loader = DataLoader")
+    assert (evidence.job.framework, made_by(evidence.loaders[0])) == ("lightning", None)
     (call,) = (call for call in evidence.module_calls if call.module == "Sequential")
     assert call.place.function == "Module.training_step"

@@ -15,6 +15,7 @@ from torch.overrides import _len_torch_function_stack
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import flatout
+from flatout.doctor.loading import made_by
 from flatout.measure.run import schedule
 from tests.support.cli import ARMS, assert_measured, line_of, observe
 from tests.support.measure import BRIEF
@@ -25,6 +26,7 @@ def test_the_hugging_face_trainer(tmp_path: Path) -> None:
     assert_measured(evidence, anchor="AdamW.step")
     (loader,) = evidence.loaders
     assert (loader.dataset, loader.batch_size, loader.num_batches) == ("Sentences", 8, 80)
+    assert (evidence.job.framework, made_by(loader)) == ("transformers", "transformers")
     (created,) = (site for site in evidence.sites if site.op == "arange" and site.via is None)
     assert created.place.function == "Sentences.__getitem__"
     assert created.calls_per_step == 8.0
@@ -36,6 +38,7 @@ def test_accelerate_with_accumulation(tmp_path: Path) -> None:
     (loader,) = evidence.loaders
     assert loader.place is not None
     assert loader.place.line == line_of("accelerated.py", "loader = DataLoader")
+    assert (evidence.job.framework, made_by(loader)) == (None, None)
 
 
 # The library form
