@@ -86,5 +86,5 @@ def test_a_phase_that_goes_on_keeps_what_it_rests_on() -> None:
     with pytest.raises(BadInput, match=r"the run has phase1\.steps=1000, but 5 is given"):
         check_resume(saved, changed(phase1={"steps": 5}), phase="phase1")
     check_resume(saved, changed(phase1={"steps": 5}), phase="phase2")
-    with pytest.raises(BadInput, match=r"tasks\.sentiment\.rank=4, and 8"):
+    with pytest.raises(BadInput, match=r"tasks\.sentiment\.rank=4, but 8"):
         check_resume(saved, changed(tasks={"sentiment": {"rank": 8}, "qa": {}}), phase=None)
