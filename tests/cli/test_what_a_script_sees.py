@@ -58,8 +58,8 @@ def start(way: str, *command: str, folder: Path, options: tuple[str, ...] = (), 
             **pipes,
         )
     finally:
-        os.close(reader)
-        os.close(INHERITED)
+        for number in {reader, INHERITED}:  # they may be one, where that was the next free number
+            os.close(number)
     return process
 
 

@@ -26,7 +26,8 @@ class LastWords:
     def __init__(self, folder: Path) -> None:
         self._folder, self._pid = folder, os.getpid()
         self._files = {name: (folder / f"{name}{LAST_WORDS}").open("wb") for name in (CRASH, *HEARD)}
-        if not faulthandler.is_enabled():  # else the user reads crashes elsewhere
+        self._hears_crashes = not faulthandler.is_enabled()  # else the user reads them elsewhere
+        if self._hears_crashes:
             faulthandler.enable(file=self._files[CRASH])
         for name in HEARD:
             if signal.getsignal(signal.Signals[name]) is signal.SIG_DFL:  # nohup ignores SIGHUP
@@ -55,7 +56,7 @@ class LastWords:
             faulthandler.unregister(signal.Signals[name])
         os._exit = self._exit
         for name, file in self._files.items():
-            if name != CRASH:  # a crash while Python ends is heard, and nobody asks for it
+            if name != CRASH or not self._hears_crashes:  # a crash while Python ends is written nowhere else
                 file.close()
             with contextlib.suppress(OSError):
                 (self._folder / f"{name}{LAST_WORDS}").unlink()
