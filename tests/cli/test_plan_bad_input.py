@@ -126,7 +126,7 @@ def test_a_second_apply_says_so_and_keeps_the_backup(conf: Path) -> None:
     after = plans.contents(conf)
     second = plan("fit", conf.name, *APPLY, folder=conf.parent)
     assert second.code == 0
-    assert second.said == ["flatout: nothing to change: conf/config.yaml already is as planned"]
+    assert second.said == ["flatout: nothing to change: conf/config.yaml already matches the plan"]
     assert plans.contents(conf) == after
     assert len(list((conf / ".flatout" / "backups").iterdir())) == 1
     assert plan("undo", conf.name, folder=conf.parent).code == 0

@@ -174,7 +174,7 @@ def test_a_model_without_a_head_asks_for_the_task(tmp_path: Path) -> None:
         job_of_config(folder)
     assert caught.value.hint is not None and "masked-lm" in caught.value.hint
     assert job_of_config(folder, task="masked-lm").name == "bert masked-lm"
-    with pytest.raises(BadInput, match="task='poetry' is none of"):
+    with pytest.raises(BadInput, match="task='poetry' is not one of"):
         job_of_config(folder, task="poetry")
     with pytest.raises(BadInput, match="names no architecture"):
         job_of_config(write_config(tmp_path, BERT, architecture=None))

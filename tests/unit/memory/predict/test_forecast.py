@@ -179,7 +179,7 @@ def test_no_answer_flushes_under_expandable_segments() -> None:
 
 def test_multiprocessors_that_are_assumed_are_said() -> None:
     unknown = estimate_job(mlp_job(), device="24GB")
-    assert "\nnote: how many multiprocessors 24GB has is not known; workspaces are assumed" in str(unknown)
+    assert "\nnote: the number of multiprocessors of 24GB is unknown; workspaces are assumed" in str(unknown)
     assert "multiprocessors" not in str(estimate_job(mlp_job(), device="A100-80GB"))
 
 
@@ -409,7 +409,7 @@ def test_the_largest_answer_there_can_be_is_none() -> None:
 def test_a_gpu_that_nobody_measured_is_one_unless_the_job_ran_there() -> None:
     for name, words in (
         ("A100-80GB", "have not been measured"),
-        ("24GB", "which kernels run on 24GB is not"),
+        ("24GB", "not known which kernels run on 24GB"),
     ):
         (doubt,) = caveats_of((), device=simulated_device(name))
         assert words in doubt

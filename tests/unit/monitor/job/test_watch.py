@@ -199,7 +199,7 @@ def test_a_job_with_no_place_to_write_runs_unwatched(
     with watched.phase("forward"), watched:
         pass
     assert (watched.folder, watched.latest) == (None, None)
-    assert "runs unwatched" in capsys.readouterr().err
+    assert "is not watched" in capsys.readouterr().err
 
 
 def test_a_script_ends_its_run_and_its_line_when_it_ends(tmp_path: Path) -> None:
