@@ -140,8 +140,10 @@ def beside(found: Counterfactual) -> str:
 def loading_s(found: Counterfactual, evidence: Evidence) -> float:
     """What the loader takes of a real step, which an arm on batches that were kept leaves as it is."""
     cached = evidence.counterfactual("cached")
-    if found.baseline == "real" or found.kind == "half" or cached is None or cached.speedup_low <= 1:
-        return 0.0
+    if found.baseline != "cached" or found.kind == "half" or loading_costs_nothing(evidence):
+        return 0.0  # steps on one batch carry what real ones wait already
+    if cached is None or cached.speedup_low <= 1:  # not resolved: what a step was seen to wait
+        return evidence.phase_s("wait") or 0.0
     return max(0.0, cached.baseline_step_s - cached.step_s)
 
 

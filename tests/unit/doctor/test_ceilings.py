@@ -89,6 +89,13 @@ def test_an_arm_on_cached_batches_leaves_the_loader_as_it_is(made):
     assert (ceiling.step_s, ceiling.speedup) == (pytest.approx(0.06), pytest.approx(0.1 / 0.06))
     free = made.counterfactual("cached", 1.0)
     assert ceilings.ceiling_of(arm, made.evidence(counterfactuals=(free, arm))).speedup == pytest.approx(5.0)
+    unclear = dataclasses.replace(free, speedup_low=0.8, speedup_high=1.3)
+    evidence = made.evidence(counterfactuals=(unclear, arm))
+    wait_s = evidence.phase_s("wait")
+    assert wait_s > 0  # where the arm cannot tell, it is what a step was seen to wait
+    assert ceilings.ceiling_of(arm, evidence).speedup == pytest.approx((0.05 + wait_s) / (0.01 + wait_s))
+    on_one = dataclasses.replace(arm, baseline="one-batch")
+    assert ceilings.ceiling_of(on_one, evidence).speedup == pytest.approx(5.0)
 
 
 def test_an_arm_that_did_not_run_says_why(made):
