@@ -100,7 +100,7 @@ def test_what_cannot_be_done_is_one_line(model: Path, tmp_path: Path) -> None:
     )
     assert "did you mean sigma?" in refused(*given, "--set", "sigm=1")
     assert "is not KEY=VALUE" in refused(*given, "--set", "sigma")
-    assert "cannot be read" in refused(*given, "--set", "sigma=[")
+    assert "is not valid YAML" in refused(*given, "--set", "sigma=[")
     assert "no settings file at" in refused(tmp_path / "absent.yaml", *given)
     assert "no model is given" in refused(*COPY, *out)
     assert "no task is given" in refused("--model", model, *out)
