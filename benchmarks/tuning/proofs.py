@@ -122,7 +122,7 @@ def refused(*arguments: str, says: str) -> Item:
             api.tune_script(["job.py", *arguments], only=["threads=1"], seconds=20.0)
             said = "it was tuned"
         except FlatoutError as error:
-            said = str(error)
+            said = str(error).replace(name, "FOLDER")
         finally:
             os.chdir(before)
     return {"answer": said, "right": says in said}
