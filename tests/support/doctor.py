@@ -239,7 +239,7 @@ def with_map() -> Evidence:
     """The same job with three blocks knocked out, one inside another."""
     rows = dataclasses.replace(ROW_LINE, line=60)
     blocks = (
-        knocked_out(SYNC_LINE, last_line=55, step_s=8.0),
+        knocked_out(SYNC_LINE, last_line=55, step_s=7.0),
         knocked_out(rows, last_line=61, step_s=1.0),
         knocked_out(dataclasses.replace(ROW_LINE, line=57), last_line=62, step_s=0.2),
     )

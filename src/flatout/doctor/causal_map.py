@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from flatout.doctor.ceilings import KNOCKED_OUT, holds, loading_s, num_lines
+from flatout.ground.units import show_interval, show_ratio
 from flatout.measure.evidence import Counterfactual, Evidence, Place, StackPath
 
 SLACK = 1.2  # between two measured figures
@@ -38,6 +39,17 @@ class MapBlock:
         """`model.py:68-88`."""
         last = f"-{self.last_line}" if self.last_line > self.place.line else ""
         return f"{self.place}{last}"
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether this run cannot tell that the step is faster without the block."""
+        return self.speedup_low <= 1
+
+    @property
+    def gain(self) -> str:
+        """`2.17× [1.94, 2.40]`, or that nothing can be told."""
+        figure = "noise" if self.is_noise else show_ratio(self.speedup)
+        return f"{figure} {show_interval(self.speedup_low, self.speedup_high)}"
 
 
 def causal_map(evidence: Evidence) -> tuple[MapBlock, ...]:

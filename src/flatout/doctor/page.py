@@ -21,14 +21,13 @@ from flatout.doctor.readings import (
     readings,
     short_of_time,
     show_ceiling,
-    show_interval,
     straggler_words,
     too_little,
     unexplained,
 )
 from flatout.doctor.rule import all_rules
 from flatout.doctor.source_view import source_view
-from flatout.ground.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
+from flatout.ground.units import UNKNOWN, show_bytes, show_interval, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Kernels, Loader, Memory, Place
 from flatout.page.charts import RowChart, stacked_row
@@ -152,7 +151,7 @@ def _causal_map(evidence: Evidence) -> Html | None:
                 join(("\u2003" * depth, code(block.where))),
                 block.place.function or "",
                 show_seconds(block.step_s),
-                f"{show_ratio(block.speedup)} {show_interval(block.speedup_low, block.speedup_high)}",
+                block.gain,
             )
             for depth, block in flat(blocks)
         ],

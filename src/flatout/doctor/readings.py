@@ -16,7 +16,7 @@ from statistics import median
 
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, episode_share
 from flatout.doctor.finding import Ceiling, Finding, FixSafety
-from flatout.ground.units import UNKNOWN, show_ratio, show_seconds, show_share
+from flatout.ground.units import UNKNOWN, show_interval, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, ObservedJob, Place, Rank
 from flatout.measure.run.schedule import NO_TIME
@@ -324,13 +324,6 @@ def proof_words(finding: Finding) -> Iterator[str]:
     for other in finding.also:
         share = f", {show_share(other.share)} of the step" if other.share is not None else ""
         yield f"the same cause: {other.code} {other.name} at {other.place or UNKNOWN}{share}"
-
-
-def show_interval(low: float | None, high: float | None) -> str:
-    """`[1.60, 2.00]`; nothing where there is none."""
-    if low is None or high is None:
-        return ""
-    return f"[{show_ratio(low)}, {show_ratio(high)}]".replace("×", "")
 
 
 def instruments(evidence: Evidence) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from flatout.doctor.causal_map import MapBlock, flat
-from flatout.doctor.readings import show_interval
 from flatout.ground.units import show_ratio, show_seconds
 from flatout.page.markup import NOTHING, Html, tag
 
@@ -19,7 +18,9 @@ Numbered = Mapping[str, str]
 
 def source_view(blocks: Sequence[MapBlock], sources: Mapping[str, Numbered]) -> Html:
     """One table of lines for each file that holds blocks; nothing where no source was kept."""
-    listed = [block for _depth, block in flat(blocks) if block.freed_share >= LEAST_SHOWN]
+    listed = [
+        block for _depth, block in flat(blocks) if block.freed_share >= LEAST_SHOWN and not block.is_noise
+    ]
     files = dict.fromkeys(block.place.file for block in listed if block.place.file in sources)
     tables = [
         _file(file, [block for block in listed if block.place.file == file], sources[file]) for file in files
@@ -68,6 +69,5 @@ def _line(line: int, text: str, blocks: Sequence[MapBlock]) -> Html:
 
 
 def _bar(block: MapBlock) -> Html:
-    interval = show_interval(block.speedup_low, block.speedup_high)
-    words = f"without {block.where}: {show_seconds(block.step_s)}, {show_ratio(block.speedup)} {interval}"
+    words = f"without {block.where}: {show_seconds(block.step_s)}, {block.gain}"
     return tag("i", style=f"width: {100 * min(block.freed_share, 1.0):.1f}%", title=words)

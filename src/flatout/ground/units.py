@@ -60,6 +60,11 @@ def show_ratio(ratio: float | None) -> str:
     return UNKNOWN if ratio is None else f"{_three_digits(ratio)}×"
 
 
+def show_interval(low: float | None, high: float | None) -> str:
+    """`[1.60, 2.00]`, around a speed-up; nothing where there is none."""
+    return "" if low is None or high is None else f"[{_three_digits(low)}, {_three_digits(high)}]"
+
+
 def _three_digits(value: float) -> str:
     size = abs(value)
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"

@@ -30,13 +30,12 @@ from flatout.doctor.readings import (
     proof_words,
     readings,
     short_of_time,
-    show_interval,
     straggler_words,
     too_little,
     unexplained,
 )
 from flatout.doctor.rule import all_rules
-from flatout.ground.units import UNKNOWN, show_ratio, show_seconds, show_share
+from flatout.ground.units import UNKNOWN, show_interval, show_ratio, show_seconds, show_share
 from flatout.page.printable import printable
 
 if TYPE_CHECKING:
@@ -164,16 +163,12 @@ def _map(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
     step = show_seconds(diagnosis.evidence.step_s)
     yield Text(f"Your code, by block: what a step of {step} takes without it")
     names = [printable(f"{'  ' * depth}{block.where}") for depth, block in listed]
-    figures = [
-        f"{show_seconds(block.step_s):>8}  {show_ratio(block.speedup)} "
-        f"{show_interval(block.speedup_low, block.speedup_high)}"
-        for _depth, block in listed
-    ]
+    figures = [f"{show_seconds(block.step_s):>8}  {block.gain}" for _depth, block in listed]
     room = width - max(map(len, figures)) - 3
     longest = min(max(map(len, names)), max(room - SHORTEST_BAR, 1))
     bar = min(LONGEST_BAR, room - longest)
     for name, figure, (_depth, block) in zip(names, figures, listed, strict=True):
-        filled = round(min(block.freed_share, 1.0) * bar)
+        filled = 0 if block.is_noise else round(min(block.freed_share, 1.0) * bar)
         line = Text(f"{name[-longest:]:<{longest}} ", style="cyan")
         line.append("█" * filled, style="red").append("░" * (bar - filled), style="bright_black")
         yield line.append(f" {figure}", style="not cyan")

@@ -186,6 +186,15 @@ def test_the_map_is_a_list_of_bars(width: int) -> None:
     assert outer.rstrip().endswith("43.0× [38.7, 47.3]")
 
 
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_block_within_the_noise_has_no_bar_and_no_figure(width: int) -> None:
+    block = builders.knocked_out(builders.SYNC_LINE, last_line=55, step_s=8.0)
+    text = show(builders.diagnosis(evidence=builders.evidence(counterfactuals=(block,))), width=width)
+    _title, line = text.partition("Your code, ")[2].partition("\n\n")[0].splitlines()
+    assert line.rstrip().endswith("noise [0.97, 1.18]")
+    assert "█" not in line
+
+
 def test_a_job_that_no_cause_could_be_looked_for_in_is_told_how_long_to_run() -> None:
     evidence = builders.cpu_evidence(
         counterfactuals=(), missing=("count: no time was left for this pass",), sites=(), module_calls=()
