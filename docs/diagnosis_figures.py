@@ -39,7 +39,12 @@ def latest(folder: Path, subject: str = "diagnosis-") -> list[Result]:
     found: dict[str, Path] = {}
     for path in sorted(folder.glob(f"{subject}*.json")):
         found[path.stem.rsplit("_", 1)[0]] = path
-    return [json.loads(path.read_text()) for path in found.values()]
+    return [_read(path) for path in found.values()]
+
+
+def _read(path: Path) -> Result:
+    """A result with the date of its name: rules may have changed since."""
+    return {**json.loads(path.read_text()), "date": path.stem.rsplit("_", 1)[1]}
 
 
 def ceilings(folder: Path) -> str:
@@ -52,7 +57,7 @@ def ceilings(folder: Path) -> str:
             "|---|--:|--:|---|--:|",
             *(_row(row, shares) for row in result["rows"]),
         ]
-        parts.append("\n".join([f"On {result['hardware']}:", "", *rows]))
+        parts.append("\n".join([f"On {result['hardware']}, {result['date']}:", "", *rows]))
     return "\n\n".join(parts) or "*Not measured yet.*"
 
 
@@ -94,7 +99,8 @@ def goals(folder: Path) -> str:
 
 def chance(folder: Path) -> str:
     lines = [
-        f"- {result['hardware']}: {result['holding_one']} of {result['runs']} intervals hold 1."
+        f"- {result['hardware']}, {result['date']}: "
+        f"{result['holding_one']} of {result['runs']} intervals hold 1."
         for result in latest(folder, "chance_")
     ]
     return "\n".join(lines) or "*Not measured yet.*"
@@ -109,7 +115,10 @@ def scripts(folder: Path) -> str:
             rows += _script_rows(script)
         num_harmed = sum(script["harm"] is not None for script in result["scripts"])
         num_run = sum("rows" in script for script in result["scripts"])
-        said = f"On {result['hardware']}, {num_run} scripts, {num_harmed or 'none'} of them harmed:"
+        said = (
+            f"On {result['hardware']}, {result['date']}, {num_run} scripts, "
+            f"{num_harmed or 'none'} of them harmed:"
+        )
         parts.append("\n".join([said, "", *rows]))
     return "\n\n".join(parts) or "*Not measured yet.*"
 
@@ -139,7 +148,7 @@ def _measured(row: Result, value: str, low: str, high: str) -> str:
 def _latest_board(folder: Path) -> Result | None:
     """The latest of all hardware: each holds every device that was recorded."""
     found = sorted(folder.glob("scoreboard-*.json"), key=lambda path: path.stem.rsplit("_", 1)[1])
-    return json.loads(found[-1].read_text()) if found else None
+    return _read(found[-1]) if found else None
 
 
 def scoreboard(folder: Path) -> str:
@@ -149,8 +158,8 @@ def scoreboard(folder: Path) -> str:
         return "*Not measured yet.*"
     rows = ["| | |", "|---|--:|", *(f"| {name} | {_sum(words)} |" for name, words in board["total"].items())]
     said = (
-        f"{board['scripts']} scripts, live on {board['hardware']} and replayed as they were recorded: "
-        f"{board['cases']} cases."
+        f"{board['scripts']} scripts, live on {board['hardware']} and replayed as they were recorded, "
+        f"{board['date']}: {board['cases']} cases."
     )
     rows += [
         f"| {what}, {device} | {kept['with_ceiling'] - len(kept[misses])} of {kept['with_ceiling']} |"
