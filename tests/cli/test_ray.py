@@ -6,6 +6,8 @@ import importlib.util
 import json
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -94,6 +96,18 @@ def until(happens: Callable[[], Any]) -> None:
     raise AssertionError("it did not happen within minutes")
 
 
+def takes_a_job(address: str) -> bool:
+    """Whether a node's agent has registered: until then the server answers that it has none."""
+    job = json.dumps({"entrypoint": "true"}).encode()
+    request = urllib.request.Request(f"{address}/api/jobs/", job, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=30):
+            return True
+    except urllib.error.HTTPError as answer:
+        answer.close()
+        return False
+
+
 def start(nodes: TwoNodes, folder: Path, *arguments: str | Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [str(warm().bin / "python"), "-c", *map(str, arguments)],
@@ -171,6 +185,7 @@ def test_the_job_of_the_examples_runs_on_a_cluster(tmp_path: Path) -> None:
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "search.yaml").write_text(json.dumps(given))
     with TwoNodes(takes_jobs=True) as nodes:
+        until(lambda: takes_a_job(nodes.jobs))
         done = subprocess.run(
             [EXAMPLE, nodes.jobs, "search.yaml", tmp_path / "runs"],
             cwd=tmp_path / "job",

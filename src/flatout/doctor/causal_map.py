@@ -127,7 +127,8 @@ def _block(
     whole_s = found.baseline_step_s + apart_s
 
     def of_the_job(speedup: float) -> float:
-        return whole_s / (found.baseline_step_s / speedup + apart_s) if speedup > 0 else 0.0
+        without_s = found.baseline_step_s / speedup + apart_s if speedup > 0 else 0.0
+        return whole_s / without_s if without_s > 0 else 0.0
 
     speedup = of_the_job(found.speedup)
     return MapBlock(

@@ -113,9 +113,8 @@ def ceiling_of(found: Counterfactual, evidence: Evidence) -> Ceiling:
     kept_s = (found.roofline_s or 0.0) + apart_s
 
     def with_kept(speedup: float) -> float:
-        if speedup <= 0:
-            return 0.0
-        return (found.baseline_step_s + apart_s) / (found.baseline_step_s / speedup + kept_s)
+        without_s = found.baseline_step_s / speedup + kept_s if speedup > 0 else 0.0
+        return (found.baseline_step_s + apart_s) / without_s if without_s > 0 else 0.0
 
     speedup = with_kept(found.speedup)
     return Ceiling(

@@ -164,7 +164,7 @@ def test_larger_micro_batches_must_leave_each_step_as_it_is(
     judged = numbers.judge(given[dose.name], [], dose)
     assert judged.is_right is is_right, judged
     if is_right:
-        assert judged.reason.startswith("without dropout, gradients as near to 64 bits")
+        assert judged.reason.startswith("without dropout, gradients are as close to 64 bits")
         other = Dose(name="nothing", value=True)  # on top of it
         given[other.name] = made(nothing, "exact")
         assert "bit for bit" in numbers.judge(given[other.name], [dose], other).reason

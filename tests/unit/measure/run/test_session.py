@@ -137,6 +137,7 @@ def test_options_are_what_the_launching_process_sends() -> None:
         "skipped",
         "progress_fd",
         "parent",
+        "scratch",
     ]
 
 

@@ -53,10 +53,10 @@ def test_a_question_with_a_context_is_answered_from_it(assembly: Any) -> None:
 
 def test_a_question_without_a_context_asks_for_one(assembly: Any) -> None:
     bend(assembly, "qa")
-    with pytest.raises(BadInput, match=r"takes the text for qa .* needs a context.*--context"):
+    with pytest.raises(BadInput, match=r"assigns the text to qa .* needs a context.*--context"):
         answer(assembly, [TEXT])
     bend(assembly, "sentiment")
-    with pytest.raises(BadInput, match=r"for sentiment .* takes no context.*--task qa"):
+    with pytest.raises(BadInput, match=r"to sentiment .* takes no context.*--task qa"):
         answer(assembly, [TEXT], context=CONTEXT)
     with pytest.raises(BadInput, match=r"qa needs a context"):
         answer(assembly, [TEXT], task="qa")
