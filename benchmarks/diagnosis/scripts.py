@@ -77,7 +77,7 @@ CAUSES: dict[str, dict[str, tuple[str, ...]]] = {
     "peft_lora.py": {
         "accuracy": ("token_accuracy", "main", "row-indexing-in-loop", "sync-in-step"),
         "no-mixed-precision": ("no-mixed-precision",),
-        "checkpointing": ("checkpointing",),
+        "checkpointing": ("needless-checkpointing",),
     },
 }
 # Sizes at which a step keeps a large GPU at work; the defaults suit two cores.
@@ -159,8 +159,10 @@ def gain_of(name: str, cause: str, sizes: tuple[str, ...], *, turn_s: float) -> 
 def row_of(finding: Finding, name: str, gains: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """A finding with its ceiling, for the job where it speaks of the job, and what mending really gained."""
     function = finding.place.function if finding.place is not None else None
-    names = {finding.name, function, *(other.name for other in finding.also)}
-    cause = next((cause for cause, where in CAUSES[name].items() if names.intersection(where)), None)
+    # a rule says which cause it means; a function may hold several
+    known = ({finding.name}, {function, *(other.name for other in finding.also)})
+    causes = (cause for names in known for cause, where in CAUSES[name].items() if names.intersection(where))
+    cause = next(causes, None)
     row: dict[str, Any] = {"cause": cause, "finding": finding.name, "place": str(finding.place or "")}
     ceiling = finding.ceiling
     row |= {"ceiling": None, "share": finding.share, "reason": finding.no_ceiling}
