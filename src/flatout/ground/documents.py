@@ -1,4 +1,4 @@
-"""JSON files that say what they are: {"format": "flatout-study", "version": 1, ...}; and diffs of texts.
+"""JSON files that say what they are: {"format": "flatout-study", "version": 1, ...}; plain JSON; diffs.
 
 A reader checks the format before it believes a field, reads every version up to its own, and answers with one
 sentence where it cannot.
@@ -29,6 +29,11 @@ class DocumentKind:
     version: int
     what: str  # its name to people: "a study"
     hint: str  # how to get one
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a dataclass or plain values as JSON, whole or not at all."""
+    write_whole(path, (json.dumps(encode(value), indent=2) + "\n").encode())
 
 
 def write_document(path: Path, value: Any, kind: DocumentKind) -> None:

@@ -18,17 +18,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from flatout.engines.adapters import peft_format
 from flatout.engines.adapters.assembly import AdapterAssembly, TaskPart
 from flatout.engines.adapters.routing.features import depths_of
 from flatout.engines.adapters.routing.router import Router
-from flatout.ground.atomic_files import write_whole
-from flatout.ground.errors import BadInput, import_extra
+from flatout.engines.run.tensor_files import save_tensors
+from flatout.ground.documents import write_json
+from flatout.ground.errors import BadInput
 
 HEAD, ROUTER, DECODER = "head", "router", "decoder"
+RUN = "flatout_run.json"  # beside an adapter: the run that it was exported from
 OF_LOOP = (nn.Linear, nn.GELU, nn.Dropout)
 
 
@@ -43,27 +44,41 @@ def export_run(
     names = list(tasks or assembly.names)
     for name in names:
         assembly.bank.number(name)  # refuses an unknown name before anything is written
+    owner = {"run": str(run.resolve())}
     for name in names:
-        peft_format.export(assembly.bank, name, to / name, base_model_name=assembly.settings.model, run=run)
+        write_json(to / name / RUN, owner)
+        peft_format.export(assembly.bank, name, to / name, base_model_name=assembly.settings.model)
         part = assembly.parts[name]
-        _write(to / name / HEAD, loop_weights(part.head) or _own_weights(part.head), _said_of(part))
+        _write(to / name / HEAD, loop_weights(part.head) or part.head.state_dict(), _describe(part))
     if assembly.decoder is not None and any(assembly.parts[name].task.needs_decoder for name in names):
-        _write(to / DECODER, _own_weights(assembly.decoder))
+        _write(to / DECODER, assembly.decoder.state_dict())
     if routed and len(names) == len(assembly.names):
         config: Any = assembly.model.config
         depths = depths_of(config.num_hidden_layers + 1)
-        said = {"tasks": list(assembly.names), "depths": depths, "run": str(run.resolve())}
+        said = {"tasks": list(assembly.names), "depths": depths, **owner}
         _write(to / ROUTER, router_weights(assembly.router), said)
     return [to / name for name in names]
 
 
 def check_target(to: Path, *, run: Path) -> None:
-    """BadInput where `to` holds an export that is not known to be of this run: nothing replaces it."""
-    peft_format.check_target(to, run=run)
-    owner = peft_format.run_of(to / f"{ROUTER}.json")
-    if (to / f"{ROUTER}.json").exists() and owner != str(run.resolve()):
+    """BadInput where `to` holds an export of another run: nothing replaces it."""
+    for config in (*to.glob(peft_format.CONFIG), *sorted(to.glob(f"*/{peft_format.CONFIG}"))):
+        _check_owner(config.with_name(RUN), run=run, what="an adapter")
+    if (to / f"{ROUTER}.json").exists():
+        _check_owner(to / f"{ROUTER}.json", run=run, what="the router")
+
+
+def _check_owner(path: Path, *, run: Path, what: str) -> None:
+    """BadInput unless a file says that what lies beside it was exported from this run."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        found = None
+    owner = found.get("run") if isinstance(found, dict) else None
+    if owner != str(run.resolve()):
         raise BadInput(
-            f"{to} holds the router of {owner or 'an unknown run'}", hint="choose another --to, or remove it"
+            f"{path.parent} holds {what} of {owner or 'an unknown run'}",
+            hint=f"choose another --to, or remove {path.parent}",
         )
 
 
@@ -98,14 +113,10 @@ def _numbered(layers: Sequence[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
     found = {}
     for number, (weight, bias) in enumerate(layers):
         found[f"layers.{number}.weight"], found[f"layers.{number}.bias"] = weight, bias
-    return {name: value.detach().float().cpu().contiguous() for name, value in found.items()}
+    return {name: value.detach().float() for name, value in found.items()}
 
 
-def _own_weights(module: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().cpu().contiguous() for name, value in module.state_dict().items()}
-
-
-def _said_of(part: TaskPart) -> dict[str, Any]:
+def _describe(part: TaskPart) -> dict[str, Any]:
     task = part.task
     decided = {name: getattr(task, name) for name in ("labels", *task.from_rows) if hasattr(task, name)}
     return {
@@ -116,9 +127,8 @@ def _said_of(part: TaskPart) -> dict[str, Any]:
     }
 
 
-@torch.no_grad()
-def _write(path: Path, tensors: dict[str, Tensor], said: Mapping[str, Any] | None = None) -> None:
-    safetensors = import_extra("safetensors.torch", extra="adapters")
-    write_whole(path.with_suffix(".safetensors"), safetensors.save(tensors, metadata={"format": "pt"}))
+def _write(path: Path, tensors: Mapping[str, Tensor], said: Mapping[str, Any] | None = None) -> None:
+    file = path.with_suffix(".safetensors")
+    save_tensors(file, tensors, extra="adapters", metadata={"format": "pt"})
     if said is not None:
-        write_whole(path.with_suffix(".json"), (json.dumps(said, indent=2) + "\n").encode())
+        write_json(path.with_suffix(".json"), said)

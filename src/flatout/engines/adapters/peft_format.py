@@ -18,12 +18,12 @@ from typing import Any
 from torch import Tensor
 
 from flatout.engines.adapters.lora.bank import AdapterBank
-from flatout.ground.atomic_files import write_whole
-from flatout.ground.errors import BadInput, import_extra
+from flatout.engines.run.tensor_files import load_tensors, save_tensors
+from flatout.ground.documents import write_json
+from flatout.ground.errors import BadInput
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
-RUN = "flatout_run.json"  # beside them: the run that an adapter was exported from
 WRAPPER = "base_model.model."
 FACTOR = re.compile(r"(.+)\.(lora_[AB])\.weight")
 FROM_LAYER = re.compile(r"[^.]+\.\d+\..+")  # layer.0.attention.self.query
@@ -135,26 +135,11 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
             if pickled
             else "save the adapter with PEFT's save_pretrained",
         )
-    safetensors = import_extra("safetensors", extra="adapters")
-    try:
-        found: dict[str, Tensor] = import_extra("safetensors.torch", extra="adapters").load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise BadInput(f"{path} cannot be read: {error}", hint="save the adapter again") from error
-    return found
+    return load_tensors(path, extra="adapters", hint="save the adapter again")
 
 
-def check_target(to: Path, *, run: Path) -> None:
-    """BadInput where `to` holds an adapter that is not known to be of this run: nothing replaces it."""
-    for folder in (path.parent for path in (*to.glob(CONFIG), *sorted(to.glob(f"*/{CONFIG}")))):
-        if (owner := run_of(folder / RUN)) != str(run.resolve()):
-            raise BadInput(
-                f"{folder} holds an adapter of {owner or 'an unknown run'}",
-                hint=f"choose another --to, or remove {folder}",
-            )
-
-
-def export(bank: AdapterBank, name: str, folder: Path, *, base_model_name: str, run: Path) -> None:
-    """Write one adapter of a run as a folder that `PeftModel.from_pretrained` loads."""
+def export(bank: AdapterBank, name: str, folder: Path, *, base_model_name: str) -> None:
+    """Write one adapter as a folder that `PeftModel.from_pretrained` loads."""
     number = bank.number(name)
     spec = bank.specs[number]
     if not spec.rank:
@@ -173,20 +158,9 @@ def export(bank: AdapterBank, name: str, folder: Path, *, base_model_name: str, 
         "use_dora": False,
         "inference_mode": True,
     }
-    tensors = {f"{WRAPPER}{key}": tensor.cpu() for key, tensor in bank.state_dict(name).items()}
-    safetensors = import_extra("safetensors.torch", extra="adapters")
-    write_whole(folder / RUN, (json.dumps({"run": str(run.resolve())}) + "\n").encode())
-    write_whole(folder / WEIGHTS, safetensors.save(tensors, metadata={"format": "pt"}))
-    write_whole(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
-
-
-def run_of(path: Path) -> str | None:
-    """The run that something was exported from, as a file beside it says; None where it does not."""
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return str(found["run"]) if isinstance(found, dict) and "run" in found else None
+    tensors = {f"{WRAPPER}{key}": tensor for key, tensor in bank.state_dict(name).items()}
+    save_tensors(folder / WEIGHTS, tensors, extra="adapters", metadata={"format": "pt"})
+    write_json(folder / CONFIG, config)
 
 
 def _whole(value: float) -> float | int:

@@ -8,10 +8,9 @@ meeting       the processes of a job agree on a folder, before they compute toge
 ranks         this process among those of a launcher, and its device
 log           log.jsonl and TensorBoard curves of a run
 json_lines    files with one JSON object per line
-texts         token numbers decoded to texts, many rows in one call
-hub           a model by its id on the Hugging Face Hub
+tensor_files  safetensors files, read and written
+models        a model and its tokenizer from a folder or the Hub, in a dtype that fits the device
 fetch_model   a small real model in a folder, from a package or the Hub
-models        a model and its tokenizer from a folder, in a dtype that fits the device
 
 Interrupts, the launcher's variables (`torchrun`) and the home of all runs (`runs`) lie in `flatout.ground`,
 where other rooms use them too.

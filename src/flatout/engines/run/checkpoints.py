@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from flatout.engines.run.models import first_line
+from flatout.engines.run.tensor_files import file_errors, load_tensors
 from flatout.ground.atomic_files import whole_folder, write_whole
 from flatout.ground.codec import WrongShape, decode, encode
 from flatout.ground.errors import BadInput, import_extra
@@ -41,13 +42,7 @@ class Checkpoint(Generic[State]):
     def tensors(self, name: str = "tensors") -> dict[str, Tensor]:
         """Read the tensors of one file."""
         path = self.path / f"{name}.safetensors"
-        safetensors = import_extra("safetensors", extra=self.extra)
-        torch_files = import_extra("safetensors.torch", extra=self.extra)
-        try:
-            found: dict[str, Tensor] = torch_files.load_file(path)
-        except (OSError, safetensors.SafetensorError) as error:
-            raise _damaged(path, error) from error
-        return found
+        return load_tensors(path, extra=self.extra, hint=_remove_hint(self.path))
 
 
 class Checkpoints(Generic[State]):
@@ -72,7 +67,6 @@ class Checkpoints(Generic[State]):
         if final.exists():
             write_whole(final / STATE, small)
             return final
-        safetensors = import_extra("safetensors", extra=self._extra)
         torch_files = import_extra("safetensors.torch", extra=self._extra)
         try:
             with whole_folder(final) as partial:
@@ -80,7 +74,7 @@ class Checkpoints(Generic[State]):
                     whole = {key: value.detach().cpu().clone().contiguous() for key, value in tensors.items()}
                     torch_files.save_file(whole, partial / f"{name}.safetensors")
                 (partial / STATE).write_bytes(small)
-        except (OSError, safetensors.SafetensorError) as error:
+        except file_errors(self._extra) as error:
             raise BadInput(
                 f"the checkpoint {final} cannot be written: {error}",
                 hint="free some space and continue with --resume from the previous one",
@@ -110,7 +104,9 @@ class Checkpoints(Generic[State]):
             data = json.loads((path / STATE).read_text(encoding="utf-8"))
             state: Any = decode(self._state, data)
         except (OSError, ValueError, WrongShape) as error:
-            raise _damaged(path / STATE, error) from error
+            raise BadInput(
+                f"{path / STATE} cannot be read: {first_line(error)}", hint=_remove_hint(path)
+            ) from error
         wanted = getattr(self._state, "FORMAT", None)
         if wanted is not None and state.format != wanted:
             raise BadInput(f"{path} is not a {wanted} but {state.format!r}")
@@ -134,8 +130,5 @@ def thread_note(saved_threads: int, *, on_cpu: bool) -> str | None:
     )
 
 
-def _damaged(path: Path, error: Exception) -> BadInput:
-    return BadInput(
-        f"{path} cannot be read: {first_line(error)}",
-        hint=f"remove {path.parent} to resume from the previous one",
-    )
+def _remove_hint(checkpoint: Path) -> str:
+    return f"remove {checkpoint} to resume from the previous one"

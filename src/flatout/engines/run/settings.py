@@ -9,7 +9,6 @@ its result.
 from __future__ import annotations
 
 import dataclasses
-import json
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -17,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flatout.engines.run.log import read_header
-from flatout.ground.atomic_files import write_whole
 from flatout.ground.codec import WrongShape, decode, encode, fields_of
+from flatout.ground.documents import write_json
 from flatout.ground.errors import BadInput, near_hint
 
 FILE = "settings.json"
@@ -61,7 +60,7 @@ def given_settings(
 def save_settings(folder: Path, settings: Any) -> Path:
     """Write the settings into the folder of their run."""
     path = folder / FILE
-    write_whole(path, (json.dumps(encode(settings), indent=2) + "\n").encode())
+    write_json(path, settings)
     return path
 
 

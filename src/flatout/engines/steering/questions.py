@@ -22,6 +22,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flatout.engines.run.models import has_chat_template, write_chats
 from flatout.ground.errors import BadInput
 
 FORMS = (
@@ -177,7 +178,7 @@ def write_prompts(
     Without a template (or without `tokenizer`) the answer follows the prompt after a space or a line break of
     its own.
     """
-    if _has_template(tokenizer):
+    if has_chat_template(tokenizer):
         written = write_texts([one.prompt for one in questions], tokenizer, system=system)
         return [replace(one, prompt=prompt) for one, prompt in zip(questions, written, strict=True)]
     return [
@@ -192,15 +193,9 @@ def write_prompts(
 
 def write_texts(texts: Sequence[str], tokenizer: Any, *, system: str | None = None) -> list[str]:
     """Write texts in the tokenizer's chat template, where it has one, by one call."""
-    if not texts or not _has_template(tokenizer):
+    if not texts or not has_chat_template(tokenizer):
         return list(texts)
-    told = [{"role": "system", "content": system}] if system is not None else []
-    messages = [[*told, {"role": "user", "content": text}] for text in texts]
-    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-
-
-def _has_template(tokenizer: Any) -> bool:
-    return getattr(tokenizer, "chat_template", None) is not None
+    return write_chats(texts, tokenizer, system=system)
 
 
 def _with_space(text: str, answer: str) -> str:

@@ -89,7 +89,7 @@ def test_three_kinds_are_trained_scored_asked_and_kept(tmp_path: Path) -> None:
 def peft_folder(folder: Path) -> Path:
     """An adapter of rank 4 and alpha 8 on a tiny BERT."""
     bank = filled(AdapterBank(bert(), specs()))
-    export(bank, bank.names[0], folder, base_model_name="tiny", run=folder)
+    export(bank, bank.names[0], folder, base_model_name="tiny")
     return folder
 
 

@@ -31,7 +31,7 @@ def test_peft_gives_the_same_states_from_our_folder(make: Any, tmp_path: Path) -
     given = blocks()
     states = ours(model, bank, given)
     for name, block, own in zip(bank.names, given, states, strict=True):
-        export(bank, name, tmp_path / name, base_model_name="tiny", run=tmp_path)
+        export(bank, name, tmp_path / name, base_model_name="tiny")
         theirs = PeftModel.from_pretrained(make(), str(tmp_path / name)).eval()
         assert difference(own, plain_states(theirs, block), block) < 1e-5
     assert not list(tmp_path.rglob("*.partial"))
@@ -44,7 +44,6 @@ def test_an_adapter_without_factors_is_refused(tmp_path: Path) -> None:
             "a",
             tmp_path,
             base_model_name="tiny",
-            run=tmp_path,
         )
 
 
@@ -82,7 +81,7 @@ def test_an_adapter_of_peft_goes_in_and_out_again_bit_for_bit(options: Any, tmp_
     block = blocks()[0]
     (states,) = ours(model, bank, (block,))
     assert difference(states, plain_states(theirs, block), block) < 1e-5
-    export(bank, "own", tmp_path / "out", base_model_name="tiny", run=tmp_path)
+    export(bank, "own", tmp_path / "out", base_model_name="tiny")
     before, after = (load_file(tmp_path / place / WEIGHTS) for place in ("in", "out"))
     assert before.keys() == after.keys() and all(before[key].equal(after[key]) for key in before)
     given, written = (json.loads((tmp_path / place / CONFIG).read_text()) for place in ("in", "out"))

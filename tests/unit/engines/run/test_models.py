@@ -1,4 +1,4 @@
-"""A folder is loaded whole and without a word, or one line says what is wrong with it."""
+"""A model is loaded whole and without a word, or one line says what is wrong; rows are decoded together."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import json
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 
 import flatout
 from flatout.engines.run.models import (
+    FETCHED,
     SAFE,
     capability_of,
     check_folder,
     choose_dtype,
+    decode_rows,
+    find_model,
     first_line,
+    is_model_id,
     load_pretrained,
     open_tokenizer,
     quietly,
@@ -24,6 +29,9 @@ from flatout.engines.run.models import (
 from flatout.ground.errors import BadInput
 from flatout.hardware.matching import find_datasheet
 from tests.support.evolution import save_tiny
+from tests.support.steering import tokenizer
+
+ROWS = [(3, 4, 5), (7,), (), (9, 8)]
 
 
 def loaded(folder: Path, **options: Any) -> Any:
@@ -130,3 +138,66 @@ def test_a_folder_without_a_tokenizer_is_said_in_one_line(tmp_path: Path) -> Non
     with pytest.raises(BadInput, match=r"has no tokenizer that can be read: .*save_pretrained") as raised:
         open_tokenizer(save_tiny(tmp_path / "model"), extra="steering")
     assert "\n" not in str(raised.value)
+
+
+def test_a_folder_is_itself_and_no_question_to_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models" / "mine").mkdir(parents=True)
+    for name in ("models/mine", "models/typo", str(tmp_path / "absent"), "../up/there", "plain"):
+        assert not is_model_id(name) or Path(name).is_dir()
+        assert find_model(name) == Path(name)
+
+
+def test_an_id_is_fetched_without_anything_that_could_hold_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def fetched(name: str, *, allow_patterns: list[str]) -> str:
+        asked.append((name, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
+    assert find_model("owner/some-model") == tmp_path
+    assert asked == [("owner/some-model", FETCHED)]
+    assert not any(pattern.endswith((".py", ".bin", ".pt")) for pattern in FETCHED)
+
+
+def test_without_a_network_it_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> str:
+        raise huggingface_hub.errors.LocalEntryNotFoundError("no connection\nand more of it")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", refused)
+    with pytest.raises(BadInput, match=r"no model folder at owner/name, .*: no connection") as told:
+        find_model(Path("owner/name"))
+    assert "more of it" not in str(told.value)
+
+
+def test_many_rows_are_decoded_as_each_alone() -> None:
+    alone = [tokenizer().decode(list(row), skip_special_tokens=True) for row in ROWS]
+    assert decode_rows(tokenizer(), ROWS, extra="steering") == alone
+    assert decode_rows(tokenizer(), [], extra="steering") == []
+
+
+def test_rows_are_not_decoded_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> str:
+        raise AssertionError("a row was decoded alone")
+
+    plain = tokenizer()
+    expected = decode_rows(plain, ROWS, extra="steering")
+    for kind in type(plain).__mro__:
+        if "decode" in vars(kind) and "_decode" in vars(kind):
+            monkeypatch.setattr(kind, "_decode", refuse)
+    assert decode_rows(plain, ROWS, extra="steering") == expected
+
+
+def test_a_tokenizer_of_another_kind_is_asked_itself() -> None:
+    class Shouting(type(tokenizer())):  # type: ignore[misc]
+        def _decode(self, *given: object, **options: object) -> str:
+            return str(super()._decode(*given, **options)).upper()
+
+    loud = Shouting(tokenizer_object=tokenizer().backend_tokenizer, unk_token="w0")
+    assert decode_rows(loud, ROWS[:2], extra="steering") == ["W3 W4 W5", "W7"]

@@ -25,8 +25,9 @@ from torch import Tensor
 from flatout.data import TokenBudgetBatches
 from flatout.engines.adapters.lora.blocks import block_of, round_up
 from flatout.engines.adapters.lora.encoder import PackedEncoder, pooled
-from flatout.ground.atomic_files import remove_leftovers, write_whole
-from flatout.ground.errors import BadInput, import_extra
+from flatout.engines.run.tensor_files import load_tensors, save_tensors
+from flatout.ground.atomic_files import remove_leftovers
+from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.tasks.task import Example
@@ -73,10 +74,8 @@ def features_of(
         return kept
     rows_NH = _compute(encoder, examples, pad_id=pad_id, tokens=tokens, ranks=together)
     if path is not None and (ranks is None or ranks.first):
-        safetensors = import_extra("safetensors.torch", extra="adapters")
-        path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent, of=NAME)
-        write_whole(path, safetensors.save({NAME: rows_NH}))
+        save_tensors(path, {NAME: rows_NH}, extra="adapters")
     return rows_NH
 
 
@@ -132,14 +131,8 @@ def _compute(
 def _read(path: Path, num_rows: int) -> Tensor | None:
     if not path.exists():
         return None
-    safetensors = import_extra("safetensors", extra="adapters")
-    torch_files = import_extra("safetensors.torch", extra="adapters")
-    try:
-        kept: Tensor = torch_files.load_file(path)[NAME]
-    except (OSError, KeyError, safetensors.SafetensorError) as error:
-        raise BadInput(f"{path} cannot be read: {error}", hint="remove it; it is computed again") from error
+    hint = "remove it; it is computed again"
+    kept = load_tensors(path, extra="adapters", hint=hint).get(NAME, torch.empty(0))
     if len(kept) != num_rows:
-        raise BadInput(
-            f"{path} holds {len(kept)} rows, {num_rows} are expected", hint="remove it; it is computed again"
-        )
+        raise BadInput(f"{path} holds {len(kept)} rows, {num_rows} are expected", hint=hint)
     return kept

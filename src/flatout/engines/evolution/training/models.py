@@ -18,9 +18,9 @@ import torch
 
 from flatout.engines.evolution.tasks.task import Prompt, text_of_ids
 from flatout.engines.run import models
-from flatout.engines.run.texts import decode_rows
+from flatout.engines.run.tensor_files import file_errors
 from flatout.ground.atomic_files import whole_folder
-from flatout.ground.errors import BadInput, import_extra
+from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -38,10 +38,10 @@ class Texts:
     ) -> None:
         self.tokenizer = tokenizer
         self._stop = tuple(stop)
-        template = getattr(tokenizer, "chat_template", None)
-        if chat and template is None:
+        has_template = models.has_chat_template(tokenizer)
+        if chat and not has_template:
             raise BadInput("the tokenizer has no chat template", hint="omit chat, or set it to false")
-        self._chat = template is not None if chat is None else chat
+        self._chat = has_template if chat is None else chat
         self.ends = tuple(sorted({*ends, *self._stopping_tokens()}))
 
     def ids(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
@@ -53,14 +53,13 @@ class Texts:
         """Completions as the reward reads them, in one call of the tokenizer."""
         if self.tokenizer is None:
             return [text_of_ids(tokens) for tokens in completions]
-        return [self._cut(text) for text in decode_rows(self.tokenizer, completions, extra=EXTRA)]
+        return [self._cut(text) for text in models.decode_rows(self.tokenizer, completions, extra=EXTRA)]
 
     def _encoded(self, texts: list[str]) -> list[tuple[int, ...]]:
         if not texts:
             return []
         if self._chat:
-            said = [[{"role": "user", "content": text}] for text in texts]
-            texts = self.tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=False)
+            texts = models.write_chats(texts, self.tokenizer)
         found = self.tokenizer(texts, add_special_tokens=not self._chat, return_attention_mask=False)
         return [tuple(ids) for ids in found["input_ids"]]
 
@@ -98,13 +97,12 @@ def open_tokenizer(folder: Path, *, prompts: Sequence[Prompt]) -> Any:
 def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
     """Write the trained model as transformers loads it, whole or not at all."""
     state = _own_copies(model.state_dict())
-    safetensors = import_extra("safetensors", extra=EXTRA)
     try:
         with whole_folder(folder, replace=True) as partial, models.quietly(extra=EXTRA):
             model.save_pretrained(partial, state_dict=state)  # type: ignore[operator]
             if tokenizer is not None:
                 tokenizer.save_pretrained(partial)
-    except (OSError, safetensors.SafetensorError) as error:
+    except file_errors(EXTRA) as error:
         raise BadInput(
             f"the trained model {folder} cannot be written: {error}",
             hint="free some space; --resume writes it from the last checkpoint",

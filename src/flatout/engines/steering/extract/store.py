@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flatout.engines.run.tensor_files import tensor_bytes
 from flatout.engines.steering.extract.store_index import FORMAT, KEY_BYTES, SUFFIX, VERSION, Shard, ShardIndex
 from flatout.engines.steering.extract.tiers import Tier, Tiers
-from flatout.engines.steering.tensor_files import tensor_bytes
 from flatout.ground.atomic_files import remove_leftovers, write_whole
 from flatout.ground.decisions import Decision, Source
 from flatout.ground.errors import BadInput, import_extra
@@ -106,7 +106,7 @@ class ActivationStore:
             "space": origin.key,
             "content": json.dumps(origin.said()),
         }
-        content = tensor_bytes(tensors, metadata=metadata)
+        content = tensor_bytes(tensors, extra="steering", metadata=metadata)
         final = self.folder / f"{origin.key[:16]}-{uuid.uuid4().hex}{SUFFIX}"
         write_whole(final, content)
         self._written.add(len(content), time.perf_counter() - began)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from flatout.engines.run.texts import decode_rows
+from flatout.engines.run.models import decode_rows
 from flatout.engines.steering.blocks import max_positions
 from flatout.engines.steering.extract.tokens import common_tokens, encode
 from flatout.engines.steering.questions import Question, write_prompts, write_texts

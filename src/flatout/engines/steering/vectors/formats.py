@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flatout.engines.steering.tensor_files import open_tensors
+from flatout.engines.run.tensor_files import open_tensors
 from flatout.engines.steering.vectors.gguf import read_control_vector, write_control_vector
 from flatout.engines.steering.vectors.steering_vectors import FORMAT, SteeringVectors, load
 from flatout.ground.errors import BadInput
@@ -60,7 +60,7 @@ def read(path: Path | str) -> SteeringVectors:
         raise BadInput(f"{path} is a pickle, which flatout never loads", hint=CONVERT)
     if path.suffix == ".gguf":
         return from_directions(read_control_vector(path)[0])
-    with open_tensors(path, hint="give a .safetensors or a .gguf file") as (file, metadata):
+    with open_tensors(path, extra="steering", hint="give a .safetensors or a .gguf file") as (file, metadata):
         if metadata.get("format") == FORMAT:
             return load(path)
         found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.run.fingerprint import model_fingerprint
+from flatout.engines.run.tensor_files import open_tensors, save_tensors
 from flatout.engines.steering.extract.activations import Activations
-from flatout.engines.steering.tensor_files import open_tensors, save_tensors
 from flatout.engines.steering.vectors.methods import METHODS, mean_difference
 from flatout.ground.errors import BadInput
 
@@ -76,6 +76,7 @@ class SteeringVectors:
         save_tensors(
             path,
             {"values": self.values.float(), "norms": self.norms.float(), "layers": torch.tensor(self.layers)},
+            extra="steering",
             metadata={
                 "format": FORMAT,
                 "version": VERSION,
@@ -93,7 +94,7 @@ def load(path: Path | str) -> SteeringVectors:
             f"{path} is a folder", hint=f"name one file in it: {', '.join(found) or 'it has none'}"
         )
     hint = "give a METHOD.safetensors that flatout steer fit wrote"
-    with open_tensors(path, hint=hint) as (file, metadata):
+    with open_tensors(path, extra="steering", hint=hint) as (file, metadata):
         if metadata.get("format") != FORMAT:
             raise BadInput(
                 f"{path} does not hold vectors of flatout", hint="flatout steer import reads others"

@@ -13,11 +13,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flatout.engines.run.models import DTypeOrAuto, choose_dtype
+from flatout.engines.run.tensor_files import open_tensors
 from flatout.ground.decisions import Decision
-from flatout.ground.errors import BadInput, BatchDoesNotFit, import_extra
+from flatout.ground.errors import BadInput, BatchDoesNotFit
 from flatout.ground.units import show_bytes
 
 if TYPE_CHECKING:
@@ -155,11 +156,6 @@ def _capability(gpu: GpuRoom) -> tuple[int, int]:
 
 def _num_elements(path: Path) -> int:
     """Count the numbers in a safetensors file, from its header."""
-    safetensors: Any = import_extra("safetensors", extra="steering")
-    try:
-        with safetensors.safe_open(path, framework="np") as file:
-            return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from None
-    except safetensors.SafetensorError:
-        raise BadInput(f"{path} is not a safetensors file", hint="copy or download it again") from None
+    hint = "copy or download it again"
+    with open_tensors(path, extra="steering", hint=hint, framework="np") as (file, _):
+        return sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from flatout.engines.run.tensor_files import save_tensors
 from flatout.engines.steering.extract.activations import Activations
 from flatout.engines.steering.settings import METHODS
-from flatout.engines.steering.tensor_files import save_tensors
 from flatout.engines.steering.vectors import steering_vectors as module
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors, fit, load, load_methods
 from flatout.ground.errors import BadInput
@@ -100,7 +100,9 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     vectors = fit(POSITIVE, NEGATIVE, method="pca")
     vectors.save(tmp_path / "v.safetensors")
     (tmp_path / "cut").write_bytes((tmp_path / "v.safetensors").read_bytes()[:-3])
-    save_tensors(tmp_path / "activations", {"values": torch.ones(3)}, metadata={"format": "another"})
+    save_tensors(
+        tmp_path / "activations", {"values": torch.ones(3)}, extra="steering", metadata={"format": "another"}
+    )
     for name, said in (
         ("cut", "cannot be read"),
         ("absent", "cannot be read"),

@@ -123,7 +123,7 @@ def test_bytes_are_those_of_the_type_the_model_is_loaded_in(tmp_path: Path) -> N
 )
 def test_a_torn_weights_file_is_named(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(content)
-    with pytest.raises(BadInput, match=r"model\.safetensors is not a safetensors file"):
+    with pytest.raises(BadInput, match=r"model\.safetensors cannot be read: .*\(copy or download it again\)"):
         count_weights_bytes(tmp_path, dtype="auto", gpus=())
 
 
