@@ -1,16 +1,16 @@
-"""Run a job and watch it: what was measured becomes one Evidence document.
+"""Run a job and observe it: everything measured becomes one Evidence document.
 
-evidence, evidence_file   what was measured of one job, and the file that keeps it
+evidence, evidence_file   what was measured of one job, and the file that stores it
 run/                      the job in a child process, its steps, the plan of a diagnosis, several ranks
 clock, phases             time per phase of a step, on the host's clock and on the GPU's
-arms/                     ways to run a step differently, each of which proves a cause
+arms/                     ways to run a step differently; each proves one cause
 loading/                  the data path: waits, workers, collates, ragged samples
 lines/                    which lines of the user's code create, read, copy, keep and call
-process/                  beside the steps: compilation, garbage, threads, how training itself goes
+process/                  beside the steps: compilation, garbage collection, threads, training health
 device/                   kernels and operators, recorded by torch's profiler
-batches                   a batch as a structure: walked, served again, cut in half
+batches                   a batch as a structure: walk it, serve it again, cut it in half
 statistics                speed-ups with their uncertainty, from interleaved blocks
-user_code, patches        whose line this is; replacements in the job's process that can be taken back
+user_code, patches        who owns a line of code; reversible patches in the job's process
 
 Importing this package imports no torch.
 """

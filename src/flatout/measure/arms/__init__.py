@@ -1,16 +1,16 @@
 """Ways to run a step differently, interleaved with real steps.
 
-arm               what an arm is, and what those who propose one may look at
-proposers         who proposes arms
-batches/          other batches: kept ones, or made, placed and cut in another way
-knock_out/        a block of the user's code taken away
+arm               the Arm class, and the context that proposers see
+proposers         the list of modules that propose arms
+batches/          other batches: kept, prefetched, moved or trimmed
+knock_out/        a block of the user's code removed
 reads_free        values read back from the GPU answered from memory
-precision         autocast and TF32 products
-batched_call      a module that is called with single rows, called once
+precision         autocast and TF32 matrix products
+batched_call      one call of a module in place of many calls with a single row
 recurrence        a loop over a recurrent cell as one layer
 threads           operators on the CPU with fewer threads
 garbage_off       no garbage collection
-switches/         one setting or one call of the script turned: the optimizer's, debugging, checkpoints
+switches/         one setting or call of the script changed: the optimizer's, debugging, checkpoints
 
-call_results      what is computed from the results of a call, and results that stand in
+call_results      which tensors depend on a call's results, and stand-ins for those results
 """

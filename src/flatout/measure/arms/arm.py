@@ -1,9 +1,9 @@
-"""An arm: a way to run a step differently, interleaved in blocks with steps as they are.
+"""An arm: a way to run a step differently, interleaved in blocks with unchanged steps.
 
-What the steps of an arm take, beside the steps of its baseline a second before and after, is what the cause
-that it takes away really costs.  Each kind of arm has a module with `propose(context)`, which looks at what
-the instruments found and yields arms worth a try, each with the share of the step that it may free.  The
-schedule runs them, the most suspicious first; what it had no time for is named.
+An arm removes one cause.  Its steps run within a second of baseline steps, and the difference is what that
+cause really costs.  Each kind of arm has a module with `propose(context)`, which looks at what the
+instruments found and yields arms worth a try, each with the share of the step that it may free.  The
+schedule runs them, the most suspicious first, and names those it had no time for.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from flatout.measure.process.watch import ProcessWatch
     from flatout.measure.user_code import UserCode
 
-REAL = "real"  # the label of steps as they are
-ONE_BATCH = "one-batch"  # of steps on one and the same batch
+REAL = "real"  # the label of unchanged steps
+ONE_BATCH = "one-batch"  # the label of steps that all run on the same batch
 COMPILED = "the job runs compiled code, which would be recompiled"  # why an arm is refused
 
 
@@ -41,36 +41,36 @@ class Arm:
     roofline_s: float | None = None
     parent: str | None = None
     suspicion: float = 0.0  # the share of the step that it may free
-    serves: str | None = None  # "cached", "half", "one": the batches that its steps are given again
-    only_baseline: bool = False  # it shows nothing by itself, and runs beside those that need it
-    fewest_rounds: int = 1  # also where the first shows no gain
-    refusal: str | None = None  # why it cannot run, or gave itself up: its steps do not count from then on
-    fell_back: bool = False  # the step under way ran as it is, at least in part: it does not count
+    serves: str | None = None  # "cached", "half", "one": which kept batches its steps are given
+    only_baseline: bool = False  # it shows nothing by itself and runs only for the arms that need it
+    fewest_rounds: int = 1  # run at least this many, even if the first shows no gain
+    refusal: str | None = None  # why it cannot run, or gave up; its steps do not count from then on
+    fell_back: bool = False  # the current step ran unchanged, at least in part, so it does not count
 
     def begin(self) -> None:
-        """Before the first step of a block."""
+        """Set up before the first step of a block."""
 
     def step_end(self) -> None:
-        """After each step of a block."""
+        """Act after each step of a block."""
 
     def end(self) -> None:
-        """After the last step of a block: steps run as they are again."""
+        """Undo after the last step of a block: the next steps run unchanged."""
 
     def release(self) -> None:
-        """On another thread, when a block does not end: let the code run as it is."""
+        """Let the code run unchanged; called on another thread when a block hangs."""
 
     def refine(self) -> Iterable[Arm]:
-        """Arms within this one, asked for once it has shown a gain."""
+        """Return arms for parts of this one; called once it has shown a gain."""
         return ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmContext:
-    """What the instruments found, for those who propose arms."""
+    """What the instruments found, for proposers of arms."""
 
     device: str
     step_s: float  # the mean real step
-    phases_s: dict[str, float]  # of the real steps, by the host's clock
+    phases_s: dict[str, float]  # of the real steps, on the host's clock
     stacks: Stacks | None
     sites: tuple[Site, ...]
     module_calls: tuple[ModuleCall, ...]
@@ -78,15 +78,15 @@ class ArmContext:
     memory: Memory | None
     loaders: LoaderWatch
     optimizer: Any
-    optimizers: tuple[Any, ...]  # all that stepped
+    optimizers: tuple[Any, ...]  # all optimizers that stepped
     made_at: Callable[[Any], Place | None]  # the line that made an optimizer
-    attributed_step_s: float | None  # the step that the sites' seconds are of
+    attributed_step_s: float | None  # the mean step that the sites' seconds were measured in
     user_code: UserCode
     clock: Clock
-    patches: Patches  # for what is patched for an arm; undone with the instruments
+    patches: Patches  # for an arm's patches; undone with the instruments
     left_out: LeaveOut
     num_backwards: Callable[[], int]  # so far
-    outermost_types: frozenset[type]  # of the modules that the step calls
+    outermost_types: frozenset[type]  # types of the modules that the step calls directly
     seconds_left: float
     batch_statements: BatchStatements
     process: ProcessWatch
@@ -96,7 +96,7 @@ Propose = Callable[[ArmContext], Iterable[Arm]]
 
 
 class Same(Arm):
-    """Steps as they are under another name: what is measured of nothing."""
+    """Unchanged steps under another label, to measure the noise."""
 
     kind = label = "same"
     suspicion = 1.0

@@ -1,10 +1,10 @@
-"""Steps in which a module that is called with one row at a time is called once.
+"""Steps that call a module once where the script calls it with one row at a time.
 
-The rows that the loop of the block's first step passed are kept.  In later steps the first call of the loop
-runs the module on all of them at once and each call is handed its own row of the result: one forward and one
-backward pass of the whole batch, in place of one for each row.  A fix has no loop and no rows to take apart
-and put together again: the gradient of the first row stands for those of all, and the turns of the loop that
-stays are not counted, as far as they do nothing but ask for the next row.
+The block's first step keeps the rows that the loop passes.  In later steps the first call of the loop runs
+the module on all rows at once, and each call gets its own row of the result: one forward and one backward
+pass for the whole batch instead of one per row.  A real fix has no loop and never splits or joins rows, so
+the gradient of the first row stands for all gradients, and loop iterations that only ask for the next row
+are not timed.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
     from flatout.measure.arms.call_results import FirstRow, FollowedResults
 
 LEAST_CALLS, LEAST_SHARE = 8, 0.1
-TURN_S = 2e-5  # of a loop that only hands on what it is given; whatever a turn does beyond that is counted
+TURN_S = 2e-5  # of an iteration that only passes on what it is given; anything beyond that is counted
 TIME_COMES_FIRST = re.compile(r"RNN|LSTM|GRU")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class OneCall(Arm):
-    """One call in place of those that a line makes; in a block's first step their results are followed."""
+    """One call in place of the calls that a line makes; a block's first step traces their results."""
 
     def __init__(self, user_code: UserCode, clock: Clock, *, place: Place, suspicion: float) -> None:
         self.label, self.place, self.suspicion = f"{self.kind} {place}", place, suspicion
         self._user_code, self._clock = user_code, clock
         self._patches = Patches()
         self._followed: FollowedResults | None = None
-        self._handed_out_s = 0.0  # when the result before was handed out
+        self._handed_out_s = 0.0  # when the previous result was handed out
 
     def _types_called(self) -> Iterable[type]:
-        """The types of modules whose calls become one."""
+        """Return the types of modules whose calls become one."""
         raise NotImplementedError
 
     def _call(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """What stands in for `__call__` of a type."""
+        """Return the replacement for a type's `__call__`."""
         raise NotImplementedError
 
     def begin(self) -> None:
@@ -68,7 +68,7 @@ class OneCall(Arm):
         self._patches.undo()
 
     def _turn(self) -> None:
-        """A result is handed out that was there already: the turn of the loop since the last one is ours."""
+        """Exclude the loop iteration since the last result: the fix has no such loop."""
         time_s = now()
         self._clock.book_out(min(time_s - self._handed_out_s, TURN_S))
         self._handed_out_s = time_s
@@ -111,8 +111,8 @@ class BatchedCall(OneCall):
         self._buffers: list[tuple[Any, Any]] = []
         self._number = 0
         self._rows: list[Any] = []  # of this step's one result
-        self._first_rows: list[FirstRow] = []  # whose gradients stand for those of all rows
-        self._watched: dict[tuple[CodeType, int], bool] = {}  # whether a caller's line is the arm's
+        self._first_rows: list[FirstRow] = []  # its gradient stands for the gradients of all rows
+        self._watched: dict[tuple[CodeType, int], bool] = {}  # whether a caller's line belongs to this arm
 
     def _types_called(self) -> Iterable[type]:
         return self._types
@@ -175,7 +175,7 @@ class BatchedCall(OneCall):
         return result
 
     def _join_rows(self) -> Arguments | None:
-        """The arguments of all calls as those of one."""
+        """Join the arguments of all calls into the arguments of one."""
         import torch
 
         rows = [arrays_of(call) for call in self._calls]
@@ -218,7 +218,7 @@ class BatchedCall(OneCall):
         return rows
 
     def _rows_like(self, result: Any) -> list[Any]:
-        """The results that the loop is to be given, made of the one of all rows."""
+        """Split the result for all rows into the results that the loop expects."""
         parts: list[Any] = [array.split(1) if array.dim() else () for array in arrays_of(result)]
         num_calls = len(self._calls)
         shapes = [tuple(part[0].shape) if len(part) == num_calls else None for part in parts]
@@ -237,7 +237,7 @@ class BatchedCall(OneCall):
         return [row(number) for number in range(num_calls)]
 
     def _rows_of(self, whole: Any) -> list[Any]:
-        """The rows of a result; the first of them carries the gradient."""
+        """Split a result into rows; the first row carries the gradient."""
         from flatout.measure.arms.call_results import FirstRow
 
         rows = list(whole.detach().split(1))
@@ -249,7 +249,7 @@ class BatchedCall(OneCall):
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Lines that call a module with parameters many times in a step, with one row each."""
+    """Propose lines that call a module with parameters many times in a step, with one row each."""
     forward_s, backward_s = (context.phases_s.get(phase, 0.0) for phase in ("forward", "backward"))
     with_backward = 1 + (backward_s / forward_s if forward_s > 0 else 0.0)
     for call in context.module_calls:

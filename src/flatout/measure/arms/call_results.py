@@ -1,11 +1,11 @@
-"""What became of the results of a call, and results that stand in for them.
+"""Trace what depends on the results of a call, and make stand-ins for those results.
 
-Calls of a loop can be made as one call only where no input is computed from an earlier result.  A
-torch-function mode follows the results through one step: what is computed from a followed tensor is followed,
-too, and one that is read back to the host may decide anything.
+Calls of a loop can become one call only if no input depends on an earlier result.  A torch-function mode
+traces the results through one step: everything computed from a traced tensor is traced too, and a value read
+back to the host may influence anything.
 
-Results that stand in were computed from remembered inputs.  `attached` ties them to the inputs of this step,
-which get gradients of zero: the backward pass of what lies before the loop goes on as it does.
+Stand-ins were computed from remembered inputs.  `attached` ties them to the inputs of this step, which get
+gradients of zero, so the backward pass before the loop runs as usual.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ READS = frozenset(
 
 
 class FollowedResults(TorchFunctionMode):
-    """Tensors of one step that go back to the results of watched modules."""
+    """Traces the tensors of one step that depend on the results of watched modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,11 +33,11 @@ class FollowedResults(TorchFunctionMode):
         self._mark(result, frozenset((source,)))
 
     def depends(self, value: Any, source: int) -> bool:
-        """Whether `value` may have been computed from a result of `source`."""
+        """Return whether `value` may have been computed from a result of `source`."""
         return source in self._read or source in self._sources_of(value)
 
     def is_from(self, value: Any, source: int) -> bool:
-        """Whether `value` was computed from a result of `source`, by torch."""
+        """Return whether torch computed `value` from a result of `source`."""
         return source in self._sources_of(value)
 
     def forget(self) -> None:
@@ -70,7 +70,7 @@ class FollowedResults(TorchFunctionMode):
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
-    """The tensors of a call's arguments or results."""
+    """Yield the tensors in a call's arguments or results."""
     if isinstance(value, torch.Tensor):
         yield value
     elif depth and isinstance(value, (tuple, list, dict)):
@@ -79,7 +79,7 @@ def tensors_in(value: Any, depth: int = 4) -> Iterator[torch.Tensor]:
 
 
 def attached(kept: torch.Tensor, inputs: Iterable[torch.Tensor]) -> torch.Tensor:
-    """`kept`, as if it had been computed from those of `inputs` that have gradients."""
+    """Return `kept` as if it had been computed from the inputs that have gradients."""
     differentiable = [each for each in inputs if each.requires_grad] if torch.is_grad_enabled() else []
     if not differentiable:
         return kept
@@ -88,7 +88,7 @@ def attached(kept: torch.Tensor, inputs: Iterable[torch.Tensor]) -> torch.Tensor
 
 
 class FirstRow:
-    """The first row of a result: what it gets as its gradient goes to every row."""
+    """The first row of a result; its gradient becomes the gradient of every row."""
 
     def __init__(self) -> None:
         self.has_gradient = False
@@ -114,7 +114,7 @@ class _Attached(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kept: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
         ctx.kinds = [(each.shape, each.dtype, each.device) for each in inputs]
-        return kept.detach()  # unlike a view it may be changed in place
+        return kept.detach()  # unlike a view, it may be changed in place
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:

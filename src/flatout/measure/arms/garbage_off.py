@@ -1,6 +1,6 @@
-"""Steps in which Python's garbage collector rests, also where the job asks for it by `gc.collect()`.
+"""Steps without Python's garbage collector, explicit `gc.collect()` calls included.
 
-A few steps leave little behind, and the first real step after them, which is never timed, collects it.
+A few steps leave little garbage, and the next real step, which is never timed, collects it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flatout.measure.evidence import Place
 from flatout.measure.process.garbage import GarbageWatch, num_paused
 
 LEAST_SHARE = 0.03  # of the step
-OFTEN = 0.5  # of the steps: what comes less often is in some blocks and not in others
+OFTEN = 0.5  # of the steps: rarer pauses hit some blocks and miss others
 
 
 class GarbageOff(Arm):
@@ -39,7 +39,7 @@ class GarbageOff(Arm):
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Where pauses are a part of the step worth having."""
+    """Propose the arm if pauses take a noticeable share of the step."""
     watch = context.process.garbage
     pauses_s = sum(watch.pauses_s)
     if not pauses_s:

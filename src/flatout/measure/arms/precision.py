@@ -1,11 +1,11 @@
-"""Steps in narrower number formats: under autocast, and with TF32 products.
+"""Steps in narrower number formats: under autocast, and with TF32 matrix products.
 
 Autocast runs the operators that allow it in the device's 16-bit format.  It is on from the end of one step to
-the backward pass, and between two backward passes of one step: backward takes the formats of the forward
-pass, and leaving autocast drops the cast weights that it keeps, which the optimizer is about to change.
+the backward pass, and between two backward passes of one step: backward uses the formats of the forward pass,
+and leaving autocast drops the cached casts of the weights, which the optimizer is about to change.
 
-Gradients of a 16-bit pass may vanish or overflow.  Only their time counts here, so the parameters and the
-optimizer's state are put back at the end of the block.
+Gradients of a 16-bit pass may vanish or overflow.  Only their time matters here, so the arm restores the
+parameters and the optimizer's state at the end of the block.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from flatout.measure.evidence import Kernels, Place
 from flatout.measure.patches import Patches
 from flatout.measure.phases import has_compiled
 
-LEAST_SHARE, LEAST_SHARE_OF_CPU = 0.1, 0.5  # of the step, in products
-FREED_OF_FP32, FREED_OF_TF32 = 0.9, 0.5  # of a product's time, about
+LEAST_SHARE, LEAST_SHARE_OF_CPU = 0.1, 0.5  # of the step, in matrix products
+FREED_OF_FP32, FREED_OF_TF32 = 0.9, 0.5  # of a matrix product's time, about
 PRODUCTS = ("matmul", "convolution", "attention")
-SPARE = 2  # a copy of the training state may take one part in this of the free memory
+SPARE = 2  # a copy of the training state may take this fraction (1/SPARE) of the free memory
 
 
 class TrainingState:
-    """The parameters and the optimizer's state as they are, to be put back."""
+    """A copy of the parameters and the optimizer's state, to restore later."""
 
     def __init__(self, optimizer: Any) -> None:
         import torch
@@ -117,7 +117,7 @@ class Autocast(Arm):
 
     def release(self) -> None:
         self._patches.undo()
-        if ident() == self._clock.owner:  # in a process that was forked meanwhile
+        if ident() == self._clock.owner:  # in a process that was forked in the meantime
             self._turn_off()
 
     def _turn_on(self) -> None:
@@ -132,7 +132,7 @@ class Autocast(Arm):
             self._context = None
 
     def _in_full(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Of 32 bits: autocast raises on a loss of probabilities, and whoever turns it on writes this."""
+        """Run a function in 32 bits, as users of autocast must: it raises on a loss of probabilities."""
         import torch
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -178,7 +178,7 @@ class Tf32(Arm):
             torch.set_float32_matmul_precision("high")
             self._before = before
             torch.backends.cudnn.allow_tf32 = True
-        except RuntimeError as error:  # torch allows its old and its new settings of this, not both at once
+        except RuntimeError as error:  # torch rejects a mix of its old and new settings for this
             self.end()
             self.refusal = f"the script sets the precision of products in another way: {error}"
 
@@ -192,7 +192,7 @@ class Tf32(Arm):
 
 
 def narrow_dtype(device: str) -> str | None:
-    """The 16-bit format that the device computes in natively; None where it has none."""
+    """Return the 16-bit format that the device computes in natively, or None."""
     import torch
 
     if device == "cuda":
@@ -204,7 +204,7 @@ def narrow_dtype(device: str) -> str | None:
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Where products of 32-bit numbers hold much of the step."""
+    """Propose arms if matrix products of 32-bit numbers take much of the step."""
     import torch
 
     kernels, calls = context.kernels, context.module_calls
@@ -241,7 +241,7 @@ def _is_wide(optimizer: Any) -> bool:
 
 
 def _product_share(kernels: Kernels, dtype: str) -> float:
-    """Of the step; without a GPU the formats are unknown, and all products count as of 32 bits."""
+    """Return a share of the step; without a GPU formats are unknown, and every product counts as 32-bit."""
     seconds = kernels.matmul_s_by_dtype.get(dtype, 0.0)
     if kernels.busy_share is None and dtype == "fp32":
         seconds = sum(kernels.by_category_s.get(category, 0.0) for category in PRODUCTS)

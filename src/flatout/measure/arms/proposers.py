@@ -1,4 +1,4 @@
-"""Who proposes arms."""
+"""The modules that propose arms."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""Steps in which reading a value back from the GPU waits for nothing.
+"""Steps in which reading a value back from the GPU does not wait.
 
-`loss.item()` makes the host wait until the GPU has caught up, but that costs only what it uncovers: where the
-GPU is behind anyway, removing the read gains nothing.  So the reads of the user's own lines are answered from
-memory: each with what the same line got at the same call of the block's first step, which is never timed.  A
-path that depends on what is read therefore repeats, and a loop that reads until it is done ends as it did.
+`loss.item()` makes the host wait until the GPU has caught up, but that costs only what it exposes: if the GPU
+is behind anyway, removing the read gains nothing.  So the arm answers the reads of the user's own lines from
+memory: each with what the same line read at the same call of the block's first step, which is never timed.  A
+branch that depends on the value therefore repeats, and a loop that reads until it is done ends as before.
 
-Left alone are reads that libraries make (a gradient scaler's check, an error check of clipping), tensors
-whose shape is not the remembered one, large ones, and whole numbers that the code uses as a size or an index:
-last step's size does not fit this step's tensors.
+The arm does not touch reads that libraries make (a gradient scaler's check, an error check of clipping),
+tensors whose shape differs from the remembered one, large tensors, and integers that the code uses as a size
+or an index: last step's size does not fit this step's tensors.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ READS = (
 )
 COPIES = ("cpu", "to")
 LEAST_SUSPICION = 0.05  # where the kernels were not recorded
-MOST_BYTES = 1 << 20  # what a larger copy costs is the copy
+MOST_BYTES = 1 << 20  # a larger read costs the copy itself
 SIZES = frozenset(
     (
         *("range", "view", "reshape", "expand", "repeat", "split", "narrow", "chunk", "topk", "one_hot"),
@@ -60,7 +60,7 @@ class ReadsFree(Arm):
         self._answering = False
         self._num_answered = 0
         self._calls: Counter[Line] = Counter()  # in this step
-        self._known: dict[tuple[Line, int], tuple[Any, Any]] = {}  # (shape and type read from, what was read)
+        self._known: dict[tuple[Line, int], tuple[Any, Any]] = {}  # (shape and dtype, the value read)
 
     def begin(self) -> None:
         import torch
@@ -126,7 +126,7 @@ class ReadsFree(Arm):
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """On a GPU whose queue runs dry after reads of the user's own lines."""
+    """Propose the arm on a GPU whose queue runs dry after reads of the user's own lines."""
     reads = [
         site for site in context.sites if site.kind == "sync" and site.device == "cuda" and site.via is None
     ]
@@ -142,7 +142,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
 
 
 def _waits_for_copy(tensor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether `.cpu()` or `.to(...)` brings values to the host that no gradient flows through."""
+    """Return whether `.cpu()` or `.to(...)` brings values without a gradient to the host."""
     import torch
 
     if kwargs.get("non_blocking") or (tensor.requires_grad and torch.is_grad_enabled()):
@@ -157,7 +157,7 @@ def _is_whole(name: str, tensor: Any) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def is_size(file: str, line: int) -> bool:
-    """Whether a whole number read at this line is used as a size or an index, by the words around it."""
+    """Return whether the source uses an integer read at this line as a size or an index."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except (SyntaxError, ValueError):
@@ -181,7 +181,7 @@ def _spans(node: ast.stmt, line: int) -> bool:
 
 
 def _own_nodes(statement: ast.stmt) -> Iterator[ast.AST]:
-    """What a statement holds, the statements inside it left out."""
+    """Yield the nodes of a statement, without the statements inside it."""
     for child in ast.iter_child_nodes(statement):
         if not isinstance(child, (ast.stmt, ast.excepthandler)):
             yield from ast.walk(child)

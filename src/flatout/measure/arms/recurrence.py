@@ -1,11 +1,11 @@
-"""Steps in which a loop over a recurrent cell is one call of torch's recurrent layer.
+"""Steps that replace a loop over a recurrent cell with one call of torch's recurrent layer.
 
 A cell computes one position at a time, in many small kernels; `nn.LSTM`, `nn.GRU` and `nn.RNN` run the whole
-sequence in one, with the cell's own weights.  The inputs that the loop of the block's first step passed are
-kept.  In later steps the first call of each sequence runs the layer on them, from the state it was given, and
-each call is handed its own position of the result.  The turns of the loop that stays are not counted.
+sequence in one, with the cell's own weights.  The block's first step keeps the inputs that the loop passes.
+In later steps the first call of each sequence runs the layer on them, from the state it was given, and each
+call gets its own position of the result.  The loop iterations that remain are not timed.
 
-The layer's library wants its weights in one piece of memory, so they move there for the block and back again.
+The layer's library needs the weights in one piece of memory, so they move there for the block and back.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
 
 @dataclass(slots=True)
 class CellCalls:
-    """What one cell was given in the block's first step."""
+    """The inputs that one cell got in the block's first step."""
 
     cell: Any
     inputs: list[Any] = field(default_factory=list)
@@ -38,7 +38,7 @@ class CellCalls:
     before: list[tuple[Any, Any]] = field(default_factory=list)  # (parameter, its own memory)
     sequences: dict[int, Any] = field(default_factory=dict)  # by first call: the inputs as one tensor
     number: int = 0  # calls in this step
-    outputs: tuple[Any, ...] = ()  # of the sequence under way
+    outputs: tuple[Any, ...] = ()  # of the current sequence
     last: Any = None
 
 
@@ -132,7 +132,7 @@ class LibraryRecurrence(OneCall):
 
 
 def _build_layer(calls: CellCalls) -> str | None:
-    """Make the layer and its inputs; the reason where it cannot be."""
+    """Build the layer and its inputs; return the reason if that is impossible."""
     import torch
 
     cell = calls.cell
@@ -160,7 +160,7 @@ def _build_layer(calls: CellCalls) -> str | None:
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Lines that call a recurrent cell many times in a step."""
+    """Propose lines that call a recurrent cell many times in a step."""
     cells = [site for site in context.sites if site.kind == "cell"]
     for place in dict.fromkeys(site.place for site in cells):
         here = [site for site in cells if site.place == place]
@@ -172,7 +172,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
 
 
 def _share(cells: list[Site], context: ArmContext) -> float:
-    """Of the step; of all that the model takes, where there was no time to time its calls."""
+    """Return the cells' share of the step, or the whole model's if its calls were not timed."""
     if context.attributed_step_s and any(site.host_s is not None for site in cells):
         seconds = sum((site.host_s or 0.0) + (site.backward_s or 0.0) for site in cells)
         return min(1.0, seconds / context.attributed_step_s)

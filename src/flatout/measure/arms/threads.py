@@ -1,6 +1,6 @@
-"""Steps whose operators use fewer threads, where the job has more of them than cores.
+"""Steps whose operators use fewer threads, if the job has more threads than cores.
 
-Threads beyond the number of cores take turns, and the operator is done when the last one is.
+Threads beyond the number of cores take turns, and an operator ends when its last thread does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flatout.measure.arms.batches.workers import read_cores
 from flatout.measure.evidence import Place
 from flatout.measure.process.threads import ThreadsWatch
 
-SUSPICION = 0.5  # of the step: what too many threads cost is not seen anywhere else
+SUSPICION = 0.5  # of the step: no other instrument sees the cost of too many threads
 
 
 class FewerThreads(Arm):
@@ -41,7 +41,7 @@ class FewerThreads(Arm):
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """As many as cores, and one, where the job computes on the CPU."""
+    """Propose as many threads as cores, and one thread, if the job computes on the CPU."""
     present, cores = context.process.threads.evidence(), read_cores()
     if context.device != "cpu" or present is None or not cores or present.num <= cores:
         return

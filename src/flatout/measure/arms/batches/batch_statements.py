@@ -1,13 +1,13 @@
-"""Batches that no DataLoader makes, served again: `x, y = get_batch()`, and loops over a generator.
+"""Serve batches again that no DataLoader makes: `x, y = get_batch()`, and loops over a generator.
 
-The sources of the job are compiled with a switch around the statements of its training loop that assign to
-names.  In a block of an arm those that make the batch run in its first step, which is never timed; from then
-on what they made is assigned again, whole or halved.  Inputs and targets are halved together, wherever the
-loss is computed.  A loop over an iterable that is no DataLoader is watched as one.
+The job's sources are compiled with a switch around each statement of the training loop that assigns to names.
+In a block of this arm the statements that make the batch run in the first step, which is never timed; later
+steps assign the same values again, whole or halved.  Inputs and targets are halved together, wherever the
+loss is computed.  A loop over an iterable that is not a DataLoader is watched like one.
 
-The statements that make the batch are found by the names they pass on: back from the call of `.backward()`,
-through the statement that calls the model, to assignments that need nothing a model computed.  A simulator
-that is stepped with the model's actions is none of them.
+Data flow identifies the statements that make the batch: back from the call of `.backward()`, through the
+statement that calls the model, to assignments that need nothing a model computed.  A simulator that is
+stepped with the model's actions does not count.
 """
 
 from __future__ import annotations
@@ -36,35 +36,35 @@ from flatout.measure.user_code import UserCode
 
 SWITCH = "_flatout_batch"
 PRELUDE = f"{SWITCH} = getattr(__import__('sys').modules.get({__name__!r}), 'installed', None)"
-PLAIN = (range, list, tuple, dict, set, frozenset, str, bytes)  # their items cost nothing to make
-SUSPICION = 0.1  # of batches served again: no cause by themselves, so heavy blocks come first
+PLAIN = (range, list, tuple, dict, set, frozenset, str, bytes)  # making their items costs nothing
+SUSPICION = 0.1  # for kept batches, which are not a cause by themselves: heavy blocks come first
 
-installed: BatchStatements | None = None  # of this process; the job's modules look it up
+installed: BatchStatements | None = None  # one per process; the job's modules look it up
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """A statement of a training loop, and the names that it passes on."""
+    """A statement of a training loop, and the names it reads and binds."""
 
     first_line: int
     last_line: int
     loads: frozenset[str]
     stores: frozenset[str]
-    number: int | None  # of its switch, where it can be served
+    number: int | None  # of its switch, if it can be served
     is_loop: bool
     goes_back: bool  # it calls .backward()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Suite:
-    """Statements one after the other, `.backward()` among them."""
+    """Consecutive statements that include `.backward()`."""
 
     path: str
     items: tuple[Item, ...]
 
 
 class NotMade(Exception):
-    """Why no statement can be said to make the batch."""
+    """Says why no statement can be identified as the one that makes the batch."""
 
 
 class BatchStatements:
@@ -77,10 +77,10 @@ class BatchStatements:
         self._arm: ServedStatements | None = None
 
     def __reduce__(self) -> Any:
-        return type(None), ()  # a function that is sent to another process runs there as it is
+        return type(None), ()  # a function sent to another process runs there unchanged
 
     def install(self, left_out: LeaveOut, patches: Patches) -> None:
-        """Have the job's sources compiled with switches from here on."""
+        """Compile the job's sources with switches from here on."""
         left_out.rewrites.append(self.rewrite)
         patches.replace(sys.modules[__name__], "installed", self)
 
@@ -101,7 +101,7 @@ class BatchStatements:
         return self._arm.give(number)
 
     def watched(self, iterable: Any) -> Any:
-        """What a training loop iterates, watched where it makes batches and no DataLoader does."""
+        """Return what a training loop iterates, watched if it makes batches without a DataLoader."""
         if isinstance(iterable, PLAIN) or not self.loaders.is_training_thread():
             return iterable
         from torch.utils.data import DataLoader
@@ -119,7 +119,7 @@ class BatchStatements:
             loop.iter = _watched(loop.iter)
         for suite, _function, _in_loop in training_suites(tree):
             if not any(map(_goes_back, suite)):
-                continue  # the loop is further in
+                continue  # an inner loop holds it
             items = []
             for position, statement in enumerate(suite):
                 number = None
@@ -136,13 +136,13 @@ class BatchStatements:
             ]
 
     def find(self, context: ArmContext) -> tuple[Suite, list[Item], str | None]:
-        """The statements that make the batch, and why half of it would not do."""
+        """Find the statements that make the batch, and the reason why half of it cannot be served."""
         lines = _lines_of_models(context)
         inner: tuple[Suite, list[Item]] | None = None
         for suite in self.suites:
             calling = [item for item in suite.items if self._holds(suite, item, lines)]
             if calling and any(item.goes_back for item in suite.items):
-                inner = suite, calling  # loops come before the loops inside them
+                inner = suite, calling  # outer loops come before the loops inside them
         if inner is None:
             raise NotMade("no statement that calls the model was found beside one that calls .backward()")
         suite, calling = inner
@@ -161,7 +161,7 @@ class BatchStatements:
 
 
 class ServedStatements(Arm):
-    """Steps in which the statements that make the batch are passed over."""
+    """Steps that skip the statements that make the batch."""
 
     def __init__(self, statements: BatchStatements, items: Sequence[Item], suite: Suite | None) -> None:
         self._statements = statements
@@ -190,7 +190,7 @@ class ServedStatements(Arm):
     release = end
 
     def has(self, number: int) -> bool:
-        """Whether something is kept that the statement makes next."""
+        """Return whether a value is kept for the next run of the statement."""
         if number not in self._numbers or self.refusal is not None:
             return False
         kept, position = self._kept.get(number, []), self._position.get(number, 0)
@@ -206,7 +206,7 @@ class ServedStatements(Arm):
             position = self._position.get(number, 0)
             self._position[number] = position + 1
             self.fell_back = True
-            changed = position < len(kept)  # the script changed it in place: keep a copy
+            changed = position < len(kept)  # the script changed it in place, so keep a copy
             kept[position : position + 1] = [KeptBatch(self._changed(values), copies=changed)]
         finally:
             clock.leave()
@@ -252,7 +252,7 @@ class HalfStatements(ServedStatements):
 
     def _changed(self, values: Any) -> Any:
         if not arrays_of(values):
-            return values  # indices in a list, a word: what is made from them is halved
+            return values  # an index list or a word: what is made from it is halved
         if self._rows is None:
             self._rows = num_rows(values)
         halved = halve(values, self._rows)
@@ -266,7 +266,7 @@ class HalfStatements(ServedStatements):
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Arms for a job that takes its batches from no DataLoader."""
+    """Propose arms for a job that uses no DataLoader."""
     statements = context.batch_statements
     try:
         suite, items, cannot_halve = statements.find(context)
@@ -281,7 +281,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
 
 
 def making(suite: Suite, calling: Sequence[Item]) -> list[Item]:
-    """The statements of a suite that make the batch."""
+    """Return the statements of a suite that make the batch."""
     if all(item.is_loop for item in calling):
         raise NotMade("the model is called in a separate loop, on what that loop makes")
     computed = _computed(suite, calling)
@@ -297,7 +297,7 @@ def making(suite: Suite, calling: Sequence[Item]) -> list[Item]:
 
 
 def _behind_gradients(suite: Suite) -> list[Item]:
-    """The statements that `.backward()` needs the results of."""
+    """Return the statements whose results `.backward()` needs."""
     needed: set[str] = set()
     found: list[Item] = []
     waiting = [item for item in suite.items if item.goes_back]
@@ -310,7 +310,7 @@ def _behind_gradients(suite: Suite) -> list[Item]:
 
 
 def _computed(suite: Suite, calling: Sequence[Item]) -> frozenset[str]:
-    """Names of what a model computed, in this step or in an earlier one."""
+    """Return the names of what a model computed, in this step or an earlier one."""
     names = frozenset().union(*(item.stores for item in calling))
     while True:
         more = names.union(*(item.stores for item in suite.items if item.loads & names))
@@ -320,7 +320,7 @@ def _computed(suite: Suite, calling: Sequence[Item]) -> frozenset[str]:
 
 
 def _lines_of_models(context: ArmContext) -> set[tuple[str, int]]:
-    """Lines from which a model is called, and the lines that called these."""
+    """Return the lines that call a model, and the lines that call those."""
     lines = {(call.place.file, call.place.line) for call in context.module_calls if call.has_parameters}
     if context.stacks is not None:
         for path in context.stacks.paths:
@@ -335,14 +335,14 @@ def _lines_of_models(context: ArmContext) -> set[tuple[str, int]]:
 def _training_loops(node: ast.AST) -> Iterator[ast.For]:
     for child in ast.iter_child_nodes(node):
         if isinstance(child, FUNCTIONS) and child.decorator_list:
-            continue  # what decorates it may compile, record or ship its code
+            continue  # a decorator may compile, record or ship its code
         if isinstance(child, ast.For) and any(map(_holds_backward, child.body)):
             yield child  # a loop with .step() alone may step environments
         yield from _training_loops(child)
 
 
 def _holds_backward(statement: ast.stmt) -> bool:
-    """Whether `.backward()` stands in a statement, closures included."""
+    """Return whether a statement contains `.backward()`, closures included."""
     return any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(statement))
 
 
@@ -381,7 +381,7 @@ def _switched(statement: ast.stmt, number: int) -> ast.stmt:
 def _watched(iterable: ast.expr) -> ast.expr:
     made: Any = ast.parse(f"{SWITCH}.watched(_) if {SWITCH} is not None else _", mode="eval").body
     _placed(made, iterable)
-    made.body.args, made.orelse = [iterable], iterable  # one of them is evaluated
+    made.body.args, made.orelse = [iterable], iterable  # only one of them is evaluated
     return made  # type: ignore[no-any-return]
 
 
@@ -404,7 +404,7 @@ def _item(statement: ast.stmt, number: int | None) -> Item:
 
 
 def _goes_back(node: ast.AST) -> bool:
-    """Whether a node calls `.backward()`, not counting what loops inside it call."""
+    """Return whether a node calls `.backward()`, inner loops excluded."""
     if isinstance(node, (*LOOPS, *FUNCTIONS, ast.ClassDef, ast.Lambda)):
         return False
     if isinstance(node, ast.Attribute) and node.attr == "backward":
@@ -413,7 +413,7 @@ def _goes_back(node: ast.AST) -> bool:
 
 
 def _exposed(statement: ast.stmt) -> set[str]:
-    """Names that a statement reads before it has assigned to them."""
+    """Return the names that a statement reads before it assigns to them."""
     if not isinstance(statement, ast.With):
         return {
             node.id

@@ -1,4 +1,4 @@
-"""Steps on batches that were served before: the loader for nothing, and half of the samples."""
+"""Steps on batches that were served before: no loading cost, or only half of the samples."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flatout.measure.patches import Patches, compile_sizes_apart
 
 
 class Cached(Arm):
-    """Steps on the batches of the real block before."""
+    """Steps on the batches of the previous real block."""
 
     kind = label = "cached"
     serves = "cached"
@@ -22,7 +22,7 @@ class Cached(Arm):
 
 
 class OneBatch(Arm):
-    """Steps on one and the same batch, for arms that need inputs of the same shapes in every step."""
+    """Steps on one and the same batch, for arms that need equal input shapes in every step."""
 
     kind = label = ONE_BATCH
     serves = "one"
@@ -30,7 +30,7 @@ class OneBatch(Arm):
 
 
 class Half(Arm):
-    """Steps on the first half of those batches."""
+    """Steps on the first half of the kept batches."""
 
     kind = label = "half"
     baseline = "cached"

@@ -1,4 +1,4 @@
-"""The batches that a cached block serves, changed for one block and put back."""
+"""Change the batches that a cached block serves, for one block, and restore them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatout.measure.loading.loaders import LoaderWatch
 
 
 class ServedBatches:
-    """The kept batches of the loader that the job trains on."""
+    """The kept batches of the training loader."""
 
     def __init__(self, loaders: LoaderWatch) -> None:
         self._loaders = loaders
@@ -20,7 +20,7 @@ class ServedBatches:
         self._kept: deque[KeptBatch] | None = None
 
     def begin(self) -> list[Any]:
-        """The batches that are served in this block."""
+        """Return the batches that this block serves."""
         self._record = self._loaders.trained_on()
         return [each.batch for each in self._record.kept] if self._record is not None else []
 
@@ -30,7 +30,7 @@ class ServedBatches:
         return self._record is not None and self._record.copies
 
     def replace(self, batches: Iterable[Any]) -> None:
-        """Serve these in place of the kept ones."""
+        """Serve these batches in place of the kept ones."""
         record = self._record
         if record is None:
             return

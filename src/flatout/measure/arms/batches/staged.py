@@ -1,11 +1,11 @@
-"""Steps whose batches lie where copying them costs less: in page-locked memory, or on the GPU already.
+"""Steps whose batches lie where copying them costs less: in page-locked memory, or already on the GPU.
 
-A copy from ordinary memory goes through a buffer of the driver, and the host waits for it.  From page-locked
-memory it runs beside the kernels, if it is asked for without waiting (`non_blocking=True`), so both are given
-at once.  Batches that lie on the GPU already say what copying costs at all.
+A copy from ordinary memory goes through a buffer of the driver, and the host waits for it.  A copy from
+page-locked memory runs beside the kernels if the script asks for that (`non_blocking=True`), so the arm
+changes both at once.  Batches that are already on the GPU show what copying costs at all.
 
-Tensors that the step does not copy to the GPU stay where they are: lengths, for instance, are often wanted on
-the host.  The block's first step, which is never timed, tells which ones it copies.
+Tensors that the step does not copy to the GPU stay where they are: the host often needs lengths, for
+instance.  The block's first step, which is never timed, shows which tensors it copies.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.patches import Patches
 
 LEAST_SHARE = 0.02  # of the step
-SPARE = 4  # batches may take one part in this of the GPU's free memory
+SPARE = 4  # batches may take this fraction (1/SPARE) of the GPU's free memory
 KINDS = {"pinned": "staged", "device": "staged-on-device"}
 
 
@@ -48,7 +48,7 @@ class Staged(Arm):
         self._served = ServedBatches(loaders)
         self._patches = Patches()
         self._batches: list[Any] = []
-        self._copied: set[int] = set()  # addresses of what the first step copied to the GPU
+        self._copied: set[int] = set()  # addresses of the tensors that the first step copied to the GPU
         self._is_staged = False
 
     def begin(self) -> None:
@@ -123,7 +123,7 @@ class Staged(Arm):
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Where copies to the GPU take time, from memory that is not page-locked or by copies that wait."""
+    """Propose arms if copies to the GPU take time, from pageable memory or with blocking calls."""
     copies = [site for site in context.sites if site.kind == "copy" and site.device == "cuda"]
     if context.device != "cuda" or not copies or context.loaders.trained_on() is None:
         return
@@ -139,6 +139,6 @@ def propose(context: ArmContext) -> Iterable[Arm]:
 
 
 def _address(array: Any) -> int:
-    """Where a tensor of the host begins; 0 for anything else."""
+    """Return the address of a host tensor; 0 for anything else."""
     on_host = hasattr(array, "detach") and array.device.type == "cpu"
     return int(array.data_ptr()) if on_host else 0

@@ -1,13 +1,13 @@
 """Steps on batches without needless padding.
 
-Rows of different length are padded to a common one.  Padding that all rows of a batch share can be cut off
-("trimmed"); with samples of similar length in one batch more of it goes ("similar lengths"): the rows of the
-kept batches, sorted by length and cut into batches of the same sizes.  A sampler sorts far more rows than
-were kept, so that its batches are more alike: each kept row stands for several of its length.
+Rows of different length are padded to a common length.  Padding that all rows of a batch share can be cut off
+("trimmed").  Batching samples of similar length saves more ("similar lengths"): the rows of the kept batches
+are sorted by length and cut into batches of the same sizes.  A real sampler sorts far more rows than were
+kept, so its batches are more uniform: each kept row stands for several rows of its length.
 
-A row ends where the value that fills its last positions begins, one position left over, because the padding
-value may also end a sentence.  Whole numbers in two dimensions are taken for sequences; other arrays only
-where samples of different length were seen on their way into a batch.
+A row ends where its last run of the padding value begins, plus one position, because the padding value may
+also end a sentence.  Integer arrays with two dimensions count as sequences; other arrays count only if
+samples of different length were seen before they were collated.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from flatout.measure.loading.loaders import LoaderWatch
 
 LEAST_SAVED = 0.1  # of all positions
 LEAST_WIDTH = 8  # positions: narrower arrays are features
-MOST_ALIKE = 16  # rows of one length that a kept row stands for
+MOST_ALIKE = 16  # rows of one length that one kept row represents
 LABELS = {"longest": "trimmed", "similar": "trimmed, similar lengths"}
 
 
@@ -67,11 +67,11 @@ class Trimmed(Arm):
 
 
 class NotPadded(Exception):
-    """Why a batch cannot be cut."""
+    """Says why a batch cannot be cut."""
 
 
 class PaddedBatch:
-    """A batch whose rows are filled up to a common length."""
+    """A batch whose rows are padded to a common length."""
 
     def __init__(self, batch: Any, *, ragged: bool) -> None:
         import torch
@@ -80,7 +80,7 @@ class PaddedBatch:
         rows = num_rows(batch)
         if rows is None or not all(isinstance(array, torch.Tensor) for array in self.arrays):
             raise NotPadded("the batches hold more than tensors with one row per sample")
-        if _has_lists(batch, rows):  # lengths, most likely: they would not fit other rows or shorter ones
+        if _has_lists(batch, rows):  # most likely lengths, which would not match other or shorter rows
             raise NotPadded("the batches hold a list with an entry for each sample")
         self.rows = rows
         sequences = [array for array in self.arrays if _is_sequence(array, rows, ragged=ragged)]
@@ -98,7 +98,7 @@ class PaddedBatch:
         return array.dim() > 0 and int(array.shape[0]) == self.rows
 
     def axes(self, position: int) -> tuple[int, ...]:
-        """The dimensions of an array that run along the sequence."""
+        """Return the dimensions of an array that run along the sequence."""
         array = self.arrays[position]
         most = min(2, array.dim()) if array.is_floating_point() else array.dim()  # features may be as many
         return tuple(
@@ -106,7 +106,7 @@ class PaddedBatch:
         )
 
     def widened(self, position: int, width: int) -> Any:
-        """An array with as much padding as batches of `width` have."""
+        """Pad an array to the width of batches of `width`."""
         array = self.arrays[position]
         for axis in self.axes(position):
             filling = array.narrow(axis, self.width - 1, 1)
@@ -114,7 +114,7 @@ class PaddedBatch:
         return array
 
     def around(self, arrays: list[Any], *, width: int) -> Any:
-        """This batch's structure around other arrays, cut to `width` along the sequence."""
+        """Rebuild the batch's structure around other arrays, cut to `width` along the sequence."""
         remaining = iter(range(len(arrays)))
 
         def take(_array: Any) -> Any:
@@ -129,7 +129,7 @@ class PaddedBatch:
 
 
 def trim(batches: list[PaddedBatch], _alike: int = 1) -> list[Any]:
-    """Each batch cut to its longest row."""
+    """Cut each batch to its longest row."""
     widths = [int(batch.ends.max()) for batch in batches]
     if all(width == batch.width for batch, width in zip(batches, widths, strict=True)):
         raise NotPadded("every batch has a row that fills it, so nothing can be cut off")
@@ -137,7 +137,7 @@ def trim(batches: list[PaddedBatch], _alike: int = 1) -> list[Any]:
 
 
 def sort_by_length(batches: list[PaddedBatch], alike: int = 1) -> list[Any]:
-    """The rows of all batches, in batches of similar length, each standing for `alike` rows of its length."""
+    """Batch all rows by similar length; each row stands for `alike` rows of its length."""
     import torch
 
     first = batches[0]
@@ -166,14 +166,14 @@ def sort_by_length(batches: list[PaddedBatch], alike: int = 1) -> list[Any]:
 
 
 def _spread(sizes: list[int], length: int) -> Iterable[tuple[int, int]]:
-    """(start, size) of pieces whose middles are spread evenly over `length` rows."""
+    """Yield (start, size) of pieces whose middles are spread evenly over `length` rows."""
     for number, size in enumerate(sizes):
         middle = (2 * number + 1) * length // (2 * len(sizes))
         yield max(0, min(middle - size // 2, length - size)), size
 
 
 def take_turns(widths: list[int]) -> list[int]:
-    """An order in which any few in a row are about as wide as all; the first one, never timed, comes last."""
+    """Order batches so that any few in a row average the mean width; the last choice runs first, untimed."""
     mean = sum(widths) / len(widths)
     left, taken = list(range(len(widths))), list[int]()
     while left:
@@ -191,7 +191,7 @@ CHANGES: dict[str, Callable[[list[PaddedBatch], int], list[Any]]] = {
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Where the kept batches hold padding that could go; as much of the model's time may go with it."""
+    """Propose arms if the kept batches hold padding; the model may save the same share of its time."""
     record = context.loaders.trained_on()
     if record is None or not record.kept:
         return
@@ -220,7 +220,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
 
 
 def _has_lists(batch: Any, rows: int) -> bool:
-    """Whether a list of plain values, one for each row, is somewhere in a batch."""
+    """Return whether a batch holds a list of plain values with one entry per row."""
     if isinstance(batch, dict):
         return any(_has_lists(value, rows) for value in batch.values())
     if not isinstance(batch, (list, tuple)):
@@ -236,7 +236,7 @@ def _is_sequence(array: Any, rows: int, *, ragged: bool) -> bool:
 
 
 def _ends(array: Any) -> Any:
-    """Where each row's last run of the padding value begins."""
+    """Return where the last run of the padding value begins in each row."""
     last = array[:, -1].reshape(array.shape[0], -1)[:, 0]
     padding = last.mode().values
     same = (array == padding).reshape(*array.shape[:2], -1).all(-1)

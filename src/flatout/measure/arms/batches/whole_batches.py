@@ -1,8 +1,8 @@
-"""Steps whose batches are taken from the dataset at once, by all their indices together.
+"""Steps that take each batch from the dataset at once, by all its indices together.
 
-A map-style dataset is asked for its samples one by one, and the samples are then put together again.  Where
-they are rows in memory, that is hundreds of calls for what one gather does.  Whether a dataset can be asked
-for all of them is tried: `dataset[indices]` must give the very batch that the loader collates.
+A DataLoader asks a map-style dataset for its samples one by one and then collates them.  If the samples are
+rows in memory, that is hundreds of calls for what one gather does.  The arm tries whether the dataset accepts
+all indices: `dataset[indices]` must give exactly the batch that the loader collates.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NUM_TRIED = 2  # batches that must be equal
 
 
 class WholeBatches(Arm):
-    """The training loader's batches by one index each."""
+    """Batches of the training loader, each taken by one index."""
 
     kind = label = "whole-batches"
     serves = "cached"  # by the stand-in
@@ -66,7 +66,7 @@ class WholeBatches(Arm):
 
 
 def _by_indices(dataset: Any, batches: Iterable[Any]) -> tuple[Any, list[Any]]:
-    """The dataset that holds the samples, and an array of its indices for each batch."""
+    """Return the dataset that holds the samples, and an index array for each batch."""
     import numpy as np
     from torch.utils.data import Subset
 
@@ -78,7 +78,7 @@ def _by_indices(dataset: Any, batches: Iterable[Any]) -> tuple[Any, list[Any]]:
 
 
 def _tensors(taken: Any) -> Any:
-    """What a dataset gave for many indices, in the shape that the usual collate function makes."""
+    """Convert what a dataset gave for many indices to the form that the default collate function makes."""
     import torch
 
     if isinstance(taken, (tuple, list)):
@@ -101,7 +101,7 @@ def _are_equal(one: Any, other: Any) -> bool:
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Where the step waits for a map-style dataset that is asked for samples, and the usual collate."""
+    """Propose the arm if the step waits for a map-style dataset with the default collate function."""
     from torch.utils.data import default_collate
 
     record = context.loaders.trained_on()

@@ -1,14 +1,14 @@
 """Steps whose batches come from another number of worker processes.
 
-A second DataLoader over the same dataset, with the same collate function and batches of the job's own
-sampler, is started outside the timed steps and stands in for the job's.  Its queue fills while nobody takes
-from it, and a few steps would only see what lies in the queue.  So batches are handed out no faster than the
-workers can go on for ever: at the pace at which they made batches when asked without a pause, and at
-which the cores can do the work of the workers and of the training process together.
+The arm starts a second DataLoader outside the timed steps, over the same dataset, with the same collate
+function and batches of the job's own sampler, and puts it in place of the job's.  Its queue fills before the
+steps begin, and a few steps would only see what the queue holds.  So it hands out batches no faster than the
+workers can sustain: at the pace at which they made batches when asked without a pause, and at which the cores
+can do the work of the workers and the training process together.
 
-Workers that wait for storage leave their core to others, so more of them than cores may pay off.  Where a
-batch takes less to make than is waited for it, sending it between processes is what takes the time: then the
-training process makes it itself, without workers.
+Workers that wait for storage leave their core to others, so more workers than cores may pay off.  If making a
+batch takes less time than waiting for it, sending it between processes takes the time: then the training
+process makes it itself, without workers.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from flatout.measure.loading.workers import LOG
 
 STREAM = "a stream cannot be read by other workers"
 LEAST_SHARE = 0.05  # of the step, waiting
-MOST_OF_TIME = 0.25  # that is left, for starting
-MOST_PER_CORE = 4  # workers that are blocked
-BLOCKED = 0.5  # of a batch's time: above it, its worker leaves the core to others
-MOST_INDICES = 1024  # batches of the job's sampler, after which they come again
+MOST_OF_TIME = 0.25  # of the time left, for starting workers
+MOST_PER_CORE = 4  # workers per core, if they block
+BLOCKED = 0.5  # of a batch's time: above it, a worker leaves its core to others
+MOST_INDICES = 1024  # batches of the job's sampler; then they repeat
 LONGEST_S = 30.0  # for the first batch
-LONGEST_LATER_S, MANY = 4.0, 10  # for any other, and as a multiple of their pace
+LONGEST_LATER_S, MANY = 4.0, 10  # for any later batch: seconds, and as a multiple of the pace
 PACE_S = 2.0  # for finding the pace
 
 
@@ -75,7 +75,7 @@ class Workers(Arm):
         self._process_s, self._due_s = time.process_time(), now()
 
     def step_end(self) -> None:
-        """Now the training process's own work for a step is known, and what the cores must do for one."""
+        """Compute the sustainable pace once the training process's own work for a step is known."""
         spent_s, self._process_s = time.process_time() - self._process_s, time.process_time()
         if self._cores and self._cpu_s:
             cpu_s = sum(self._cpu_s) / len(self._cpu_s)
@@ -90,7 +90,7 @@ class Workers(Arm):
     def close(self) -> None:
         """End the worker processes."""
         if os.getpid() != self._pid:
-            return  # in a fork of the job, where letting go of the iterator would end the job's workers
+            return  # a fork of the job: dropping the iterator would end the job's workers
         iterator, self._iterator = self._iterator, None
         if iterator is not None and self._num_workers:
             iterator._shutdown_workers()
@@ -114,7 +114,7 @@ class Workers(Arm):
             self._loaders.unwatched = False
 
     def _find_pace(self) -> None:
-        self._take()  # when this is there, the workers have started
+        self._take()  # once this arrives, the workers have started
         start, num = now(), 0
         while num < 2 * self._num_workers and (num < self._num_workers or now() - start < PACE_S):
             self._take()
@@ -128,7 +128,7 @@ class Workers(Arm):
         if times is not None:
             self._cpu_s.append(times.cpu_s)
         if not self._num_workers:
-            LOG.take()  # made in this process, and not by the job's loader
+            LOG.take()  # made in this process, not by the job's loader
         return batch
 
     def _next(self) -> Any | None:
@@ -144,7 +144,7 @@ class Workers(Arm):
 
 
 class Again:
-    """Batches of indices of a loader's own sampler, over and over."""
+    """Index batches of a loader's own sampler, repeated without end."""
 
     def __init__(self, loader: Any) -> None:
         sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -156,7 +156,7 @@ class Again:
 
 
 def _with_workers(loader: Any, num_workers: int) -> Any:
-    """A DataLoader like `loader` with another number of workers."""
+    """Build a DataLoader like `loader` with another number of workers."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset
 
@@ -187,7 +187,7 @@ def _with_workers(loader: Any, num_workers: int) -> Any:
 
 @contextlib.contextmanager
 def random_numbers_kept() -> Iterator[None]:
-    """The job draws the numbers it would have drawn."""
+    """Restore the random state afterwards, so that the job draws the numbers it would have drawn."""
     import torch
 
     python, numpy = random.getstate(), sys.modules.get("numpy.random")
@@ -202,7 +202,7 @@ def random_numbers_kept() -> Iterator[None]:
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Where the step waits for its loader, or where more workers than cores compete."""
+    """Propose arms if the step waits for its loader, or if more workers than cores compete."""
     record = context.loaders.trained_on()
     present = record.config.get("num_workers") if record is not None else None
     if record is None or present is None or not record.made:
@@ -212,7 +212,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
     share = wait_s / context.step_s
     if share < LEAST_SHARE and not (cores and present > cores):
         return
-    # without what it waited for a core, which fewer workers would leave it
+    # without its wait for a core, which fewer workers would free
     batch_s = sum(
         min(times.fetch_s + times.collate_s, times.cpu_s + times.blocked_s) for times, _ in record.made
     ) / len(record.made)
@@ -250,10 +250,10 @@ def read_cores() -> float | None:
 def worker_counts(
     *, present: int, batch_s: float, blocked_s: float, step_s: float, wait_s: float, cores: float | None
 ) -> tuple[int, ...]:
-    """Numbers of workers to try, at most three.
+    """Return up to three numbers of workers to try.
 
-    A batch takes a worker `batch_s`, of which it is blocked for `blocked_s`; a step without its loader takes
-    `step_s`, and waits `wait_s` for it.
+    A worker needs `batch_s` per batch and is blocked for `blocked_s` of it; a step takes `step_s` without its
+    loader and waits `wait_s` for it.
     """
     whole = max(1, math.floor(cores or 1))
     most = MOST_PER_CORE * whole if blocked_s > BLOCKED * batch_s else whole

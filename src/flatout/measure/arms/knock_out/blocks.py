@@ -1,12 +1,12 @@
-"""Blocks of the user's code that can be left out, judged by their source.
+"""Find blocks of the user's code that can be removed, judged by their source.
 
-A block is a whole function, or a run of statements of one.  Its results are the names that it binds and that
-are read elsewhere.  A list that a loop fills is not a result: what consumes it (`torch.stack(rows)`) belongs
-to the block, because that cost goes with the loop.  So a run begins at a statement and goes on until what
-it filled has been used.
+A block is a whole function, or consecutive statements of one.  Its results are the names that it binds and
+other code reads.  A list that a loop fills is not a result: the statement that consumes it
+(`torch.stack(rows)`) belongs to the block, because its cost disappears with the loop.  So a run of statements
+begins at one statement and extends until it has consumed what it filled.
 
-Left alone are blocks that train or step an environment, write files, bind global names, yield, or leave a
-loop around them; each with the reason.
+Blocks that train, step an environment, write files, bind global names, yield, or leave an enclosing loop are
+refused, each with a reason.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ TRAINS = frozenset(("backward", "step"))
 WRITES = frozenset(
     ("save", "savez", "dump", "write", "writelines", "write_text", "write_bytes", "to_csv", "mkdir")
 )
-DEEPEST_CALLS = 3  # functions of the same file that are looked into
+DEEPEST_CALLS = 3  # levels of calls within the same file that are inspected
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = FunctionNode | ast.Module
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Statements in a row of one function."""
+    """Consecutive statements of one function."""
 
     first_line: int
     last_line: int
-    start: tuple[int, int]  # line and column of the first statement, by which it is found in another tree
+    start: tuple[int, int]  # line and column of the first statement, to find it in another tree
     num_statements: int
-    results: tuple[str, ...]  # names and attributes (`self.hidden`) that it binds and others read
+    results: tuple[str, ...]  # names and attributes (`self.hidden`) that it binds and other code reads
     inputs: tuple[str, ...]  # names that it reads
-    is_tail: bool  # it goes on to the function's end, and its result is what the function returns
+    is_tail: bool  # it ends the function, so its result is what the function returns
     refusal: str | None = None
 
 
 def find_function(tree: ast.AST, name: str, first_line: int) -> FunctionNode | None:
-    """The function whose code object has this name and first line."""
+    """Find the function whose code object has this name and first line."""
     for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS) and node.name == name:
             lines = [node.lineno, *(decorator.lineno for decorator in node.decorator_list)]
@@ -56,23 +56,23 @@ def find_function(tree: ast.AST, name: str, first_line: int) -> FunctionNode | N
 
 
 def whole_block(function: FunctionNode, tree: ast.AST) -> Block:
-    """All statements of a function."""
+    """Make one block of all statements of a function."""
     first = 1 if ast.get_docstring(function) is not None and len(function.body) > 1 else 0
     made = _block(function, function.body, first, len(function.body) - 1, tree)
     return replace(made, first_line=function.lineno)
 
 
 def inner_blocks(function: FunctionNode, block: Block, tree: ast.AST) -> list[Block]:
-    """List the blocks directly inside a block, in order; open those that can only be left out with others."""
+    """List the blocks directly inside a block, in order; open compound statements that cannot stand alone."""
     suite, first = find_statements(function, block)
     return _runs_in(function, suite, range(first, first + block.num_statements), tree, beside=block)
 
 
 def loop_blocks(scope: Scope, suite: list[ast.stmt], tree: ast.AST) -> Iterator[Block]:
-    """The blocks of a training loop's statements, refused ones included.
+    """Yield the blocks of a training loop's statements, refused ones included.
 
-    Lists that live on from step to step (of losses, of times) may stay as they are for a few steps, so what
-    is filled counts only where the same step uses it.
+    Lists that live from step to step (of losses, of times) may stay unchanged for a few steps, so a filled
+    list counts only if the same step uses it.
     """
     position = 0
     while position < len(suite):
@@ -82,7 +82,7 @@ def loop_blocks(scope: Scope, suite: list[ast.stmt], tree: ast.AST) -> Iterator[
 
 
 def find_statements(function: Scope, block: Block) -> tuple[list[ast.stmt], int]:
-    """The suite of `function` that holds a block, and the position of its first statement."""
+    """Return the statement list of `function` that holds a block, and the position of its first statement."""
     for suite in _suites(function):
         for position, statement in enumerate(suite):
             if (statement.lineno, statement.col_offset) == block.start:
@@ -91,7 +91,7 @@ def find_statements(function: Scope, block: Block) -> tuple[list[ast.stmt], int]
 
 
 def _suites(node: ast.AST) -> Iterator[list[ast.stmt]]:
-    """Every list of statements below a node; functions and classes defined in it are left out."""
+    """Yield every list of statements below a node, except in functions and classes defined there."""
     for name in SUITES:
         suite = getattr(node, name, None)
         if isinstance(suite, list):
@@ -104,7 +104,7 @@ def _suites(node: ast.AST) -> Iterator[list[ast.stmt]]:
 
 
 def _opened(function: FunctionNode, statement: ast.stmt, tree: ast.AST) -> list[Block]:
-    """The blocks of the suites of a compound statement."""
+    """Return the blocks inside a compound statement."""
     if isinstance(statement, (*FUNCTIONS, ast.ClassDef, ast.Try)):
         return []
     found: list[Block] = []
@@ -123,7 +123,7 @@ def _runs_in(
     *,
     beside: Block | None = None,
 ) -> list[Block]:
-    """The blocks of some statements of a suite, other than `beside`, opened where need be."""
+    """Return the blocks of some statements except those in `beside`; open compound statements if needed."""
     found: list[Block] = []
     position = positions.start
     while position < positions.stop:
@@ -144,7 +144,7 @@ def _runs_in(
 def _run_at(
     scope: Scope, suite: list[ast.stmt], position: int, tree: ast.AST, *, in_step: bool = False
 ) -> Block:
-    """The smallest run that begins at a statement and has used what it filled."""
+    """Return the shortest run that begins at a statement and consumes what it fills."""
     last = position
     while last + 1 < len(suite):
         filled = _filled(suite[position : last + 1])
@@ -160,7 +160,7 @@ def _block(
     run = suite[first : last + 1]
     inside, whole = _uses(run), _uses_in(scope)
     is_tail = not in_step and suite is scope.body and last == len(suite) - 1
-    # an attribute is state: whoever reads it may be another function
+    # an attribute is state: another function may read it
     results = sorted(name for name in _stored(run) if whole.reads[name] > inside.reads[name] or "." in name)
     return Block(
         first_line=run[0].lineno,
@@ -177,10 +177,10 @@ def _block(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Uses:
-    """How often names and attributes are read, and collections filled, in some statements.
+    """Count how often statements read names and attributes, and fill collections.
 
-    What is used outside a run is what the whole uses more often: a scope of a thousand statements is walked
-    once, and not once for each of them.
+    The uses outside a run are the uses of the whole scope minus those inside: a scope of a thousand
+    statements is walked once, not once per statement.
     """
 
     reads: Counter[str]
@@ -220,7 +220,7 @@ def _names(nodes: Iterable[ast.AST], context: type) -> set[str]:
 
 
 def _attributes(nodes: Iterable[ast.AST], context: type) -> set[str]:
-    """`self.hidden`, where it stands in a context."""
+    """Return attributes of `self` (`self.hidden`) that appear in a context."""
     return {
         f"{node.value.id}.{node.attr}"
         for node in nodes
@@ -231,7 +231,7 @@ def _attributes(nodes: Iterable[ast.AST], context: type) -> set[str]:
 
 
 def _own(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """The nodes of statements that run with them: not the inside of functions and classes defined there."""
+    """Yield the nodes that run with the statements, except those inside nested functions and classes."""
     for node in statements:
         yield node
         if isinstance(node, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):
@@ -240,7 +240,7 @@ def _own(statements: Iterable[ast.AST]) -> Iterator[ast.AST]:
 
 
 def _stored(statements: Iterable[ast.stmt]) -> set[str]:
-    """Names and attributes that statements bind; variables of comprehensions are their own."""
+    """Return the names and attributes that statements bind, without the variables of comprehensions."""
     found: set[str] = set()
 
     def walk(node: ast.AST) -> None:
@@ -262,7 +262,7 @@ def _stored(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _live_in(statements: Iterable[ast.stmt]) -> set[str]:
-    """Names that statements read before they bind them; one that is only bound may hold an old value."""
+    """Return the names that statements read before they bind them."""
     found: set[str] = set()
     bound: set[str] = set()
 
@@ -295,7 +295,7 @@ def _loaded(statements: Iterable[ast.stmt]) -> set[str]:
 
 
 def _filled(statements: Iterable[ast.AST]) -> set[str]:
-    """Names of lists and other collections that statements fill."""
+    """Return the names of lists and other collections that statements fill."""
     return _filled_by(_own(statements))
 
 
@@ -310,11 +310,11 @@ def _filled_by(nodes: Iterable[ast.AST]) -> set[str]:
     return found
 
 
-# -- what is left alone
+# -- what cannot be removed
 
 
 def _refusal(function: Scope, run: list[ast.stmt], *, is_tail: bool, tree: ast.AST) -> str | None:
-    """Why a run of statements cannot be taken away."""
+    """Return the reason why a run of statements cannot be removed."""
     own = list(_own(run))
     if isinstance(function, ast.AsyncFunctionDef) or any(isinstance(node, ast.Await) for node in own):
         return "it is asynchronous"
@@ -334,7 +334,7 @@ def _refusal(function: Scope, run: list[ast.stmt], *, is_tail: bool, tree: ast.A
 
 
 def _tie(run: list[ast.stmt], inside: _Uses, whole: _Uses) -> str | None:
-    """A list that is filled on one side of the border and used on the other."""
+    """Return the reason if a list is filled inside the run and used outside, or the reverse."""
     if any(whole.reads[name] > inside.reads[name] for name in _filled(run)):
         return "what it fills is used outside it"
     outside = any(whole.fills[name] > inside.fills[name] for name in _loaded(run))
@@ -353,7 +353,7 @@ def _leaves_loop(node: ast.AST, *, in_loop: bool = False) -> bool:
 
 
 def _effect(run: Iterable[ast.AST], tree: ast.AST, *, depth: int) -> str | None:
-    """What a run of statements, or a function of the same file that it calls, does outside."""
+    """Return the side effect of a run, or of a function in the same file that it calls."""
     effect, called = _done_by(run)
     functions, seen = _functions_of(tree), set(called)
     while effect is None and depth and called:
@@ -371,7 +371,7 @@ def _effect(run: Iterable[ast.AST], tree: ast.AST, *, depth: int) -> str | None:
 
 @lru_cache(maxsize=64)
 def _functions_of(tree: ast.AST) -> dict[str, list[tuple[str | None, frozenset[str]]]]:
-    """By name: what each function of a file does outside, and the names it calls."""
+    """Map each function name of a file to its own side effects and the names it calls."""
     found: dict[str, list[tuple[str | None, frozenset[str]]]] = {}
     for node in ast.walk(tree):
         if isinstance(node, FUNCTIONS):
@@ -380,7 +380,7 @@ def _functions_of(tree: ast.AST) -> dict[str, list[tuple[str | None, frozenset[s
 
 
 def _done_by(run: Iterable[ast.AST]) -> tuple[str | None, frozenset[str]]:
-    """What statements themselves do outside, and the names they call."""
+    """Return the side effect of the statements themselves, and the names they call."""
     called: set[str] = set()
     for node in _own(run):
         if not isinstance(node, ast.Call):

@@ -1,6 +1,6 @@
-"""Blocks of functions that steps call: a function gets new code while its arm runs, and then its own back.
+"""Blocks of functions that steps call: the function gets new code while its arm runs, then its own again.
 
-Functions come first; where one gains, the blocks inside it follow.
+Whole functions come first; if one shows a gain, the blocks inside it follow.
 """
 
 from __future__ import annotations
@@ -85,13 +85,13 @@ class FunctionBlock(KnockOut):
             function.__code__ = code
 
     def take_out(self) -> None:
-        """Put the functions' own code back; a call under way, or another thread, still runs the new one."""
+        """Restore the functions' own code; a running call, or another thread, still executes the new one."""
         for function, code in self._before:
             function.__code__ = code
         self._before.clear()
 
     def _rewritten(self) -> CodeType:
-        """The code with a switch of its own, because it may run on while another arm is tried."""
+        """Return the code with a switch of its own, because it may still run while another arm is tried."""
         code = rewritten(self._function.code, self._function.path, self._block)
         names = (self._name if name == KNOCK_OUT else name for name in code.co_names)
         return code.replace(co_names=tuple(names))
@@ -124,7 +124,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
 
 
 def recomputed(context: ArmContext) -> Iterator[tuple[str, str | None]]:
-    """Functions that the backward pass calls again, below a checkpoint: it expects what they gave before."""
+    """Yield functions that the backward pass repeats below a checkpoint, with equal results expected."""
     paths = context.stacks.paths if context.stacks is not None else ()
     checkpoints = {site.place for site in context.sites if site.op == "checkpoint"}
     begin = {path.places[-1] for path in paths if path.phase == "backward" and path.places}
@@ -138,7 +138,7 @@ def recomputed(context: ArmContext) -> Iterator[tuple[str, str | None]]:
 def propose_blocks(
     context: ArmContext, shares: Shares, function: UserFunction, block: Block, parent: str | None = None
 ) -> Iterator[Arm]:
-    """The heavy blocks inside a block; on a GPU, whose time the host's samples miss, some in any case."""
+    """Yield the heavy blocks inside a block; on a GPU, whose time host samples miss, some in any case."""
     found = [
         (shares.of(function.file, inner.first_line, inner.last_line), inner)
         for inner in inner_blocks(function.node, block, function.tree)
@@ -175,7 +175,7 @@ def user_functions(context: ArmContext) -> Iterator[UserFunction]:
 
 
 def running_codes(context: ArmContext) -> Iterator[CodeType]:
-    """Code on the stack down to the loop of the steps: it is not called again, so it stays as it is."""
+    """Yield the code on the stack down to the training loop; it is not called again and stays unchanged."""
     frame: FrameType | None = sys._getframe()
     frames: list[FrameType] = []
     while frame is not None:
@@ -192,7 +192,7 @@ def running_codes(context: ArmContext) -> Iterator[CodeType]:
 
 
 def _is_compiled(code: CodeType) -> bool:
-    """Whether dynamo has compiled this code."""
+    """Return whether dynamo has compiled this code."""
     if not has_compiled():
         return False
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list

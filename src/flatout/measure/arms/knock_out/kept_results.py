@@ -1,9 +1,9 @@
-"""What a block computed, kept in a step and given in its place in later ones.
+"""Keep what a block computed in one step, and return it in place of the block in later steps.
 
-A given tensor is tied to the tensors that the block would have read: gradients of zero flow on to them, and
-none into the block.  Each call of a step has its own results, and so have calls with inputs of other shapes:
-where nothing is known for them, the block runs and the step does not count.  Looking results up takes some
-microseconds, a thousand times in a step that leaves a line of a loop out: they are not counted.
+A returned tensor is tied to the tensors that the block would have read: gradients of zero flow to them, and
+none into the block.  Each call in a step has its own results, and so do calls with inputs of other shapes: if
+none are known, the block runs and the step does not count.  A lookup takes some microseconds, and a step may
+need a thousand of them, so lookups are not timed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Held:
 
     tensor: Any
     requires_grad: bool
-    input: int | None  # the number of the input that it is
+    input: int | None  # the index of the input that it is identical to
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class _Kept:
 
 
 class KeptResults:
-    """Answers the switch around one block; on other threads than the training thread the block runs."""
+    """Answers the switch around one block; on threads other than the training thread the block runs."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class KeptResults:
     ) -> None:
         self.results = [_mangled(name, function) for name in block.results]
         self.inputs = [_mangled(name, function) for name in block.inputs]
-        self.number = number  # of the switch that it stands for
+        self.number = number  # of the switch that it answers
         self._owner, self._on_begin, self._on_end = owner, on_begin, on_end
         self._on_fall_back, self._book_out = on_fall_back, book_out
         self.is_on = True  # False once the steps without the block are over
@@ -78,9 +78,9 @@ class KeptResults:
         self.reset()
 
     def reset(self) -> None:
-        """A step is over."""
+        """Reset the counters after a step."""
         self.num_calls = 0
-        self.num_unknown = 0  # of them, calls for which nothing was kept
+        self.num_unknown = 0  # of these calls, the ones without a kept result
         self._under_way: list[tuple[Key, list[Any]] | None] = []
         self._given: tuple[_Kept, list[Any]] | None = None
 
@@ -92,7 +92,7 @@ class KeptResults:
         return not self._kept
 
     def __eq__(self, other: object) -> bool:
-        """A switch is compared with its number."""
+        """Compare equal to the number of its switch."""
         return self is other or self.number == other
 
     __hash__ = None  # type: ignore[assignment]
@@ -100,7 +100,7 @@ class KeptResults:
     # -- called by the rewritten function
 
     def is_free(self) -> bool:
-        """Whether the block's results are known, so that it need not run."""
+        """Return whether the block's results are known, so that it need not run."""
         if not self.is_on or ident() != self._owner() or self.failure is not None:
             return False
         if self._under_way:  # the block calls its own function
@@ -126,7 +126,7 @@ class KeptResults:
         return False
 
     def note(self) -> None:
-        """The block ran: keep what it bound."""
+        """Keep what the block bound; called after it ran."""
         self._note(sys._getframe(1).f_locals, None)
 
     def note_returned(self, value: Any) -> Any:
@@ -134,7 +134,7 @@ class KeptResults:
         return value
 
     def give(self) -> tuple[Any, ...]:
-        """What the block would have bound."""
+        """Return what the block would have bound."""
         assert self._given is not None
         start_s = now()
         known, values = self._given
@@ -179,7 +179,7 @@ class KeptResults:
 
 
 def _mangled(name: str, function: str | None) -> str:
-    """A name as a function of a class stores it: `self.__state` is `self._Model__state`."""
+    """Return a name as a method of a class stores it: `self.__state` is `self._Model__state`."""
     class_name = (function or "").rpartition(".")[0].rpartition(".")[2].lstrip("_")
     return ".".join(
         f"_{class_name}{part}" if class_name and part.startswith("__") and not part.endswith("__") else part
@@ -208,7 +208,7 @@ def _direct(values: Sequence[Any]) -> Iterator[Any]:
 
 
 def _hold(value: Any, inputs: Sequence[Any], name: str, depth: int = DEEPEST) -> Any:
-    """A value with its tensors taken off the graph; raises NotPlain."""
+    """Copy a value with its tensors detached; raise NotPlain if that is impossible."""
     import torch
 
     if isinstance(value, torch.Tensor):

@@ -1,9 +1,8 @@
-"""Steps without a block of the user's own code: what they take is what the block really costs.
+"""Steps without a block of the user's own code: the time they save is what the block really costs.
 
-A profiler adds up what an operator's own call took, and misses what a loop makes others do: gradients that
-are accumulated row by row, a thousand-way `cat`, launches that starve the GPU.  So a block is taken away
-whole, with its backward pass: in the first step of an arm its results are kept, in the others they stand in
-for it.
+A profiler adds up the operator's own calls and misses what a loop causes elsewhere: gradients accumulated row
+by row, a thousand-way `cat`, launches that starve the GPU.  So the arm removes a whole block with
+its backward pass: the first step of a block keeps its results, and the other steps use them in its place.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ MOST_KEPT_BYTES = 1 << 26  # between two blocks of steps
 
 
 class Shares:
-    """How much of the step the lines of a file hold, by what the instruments saw of the host."""
+    """The share of the step that lines of a file hold, as seen from the host."""
 
     def __init__(self, context: ArmContext) -> None:
         self._context = context
@@ -38,26 +37,26 @@ class Shares:
         self._total = sum(stacks.samples_by_phase.values()) if stacks is not None else 0
         by_phase = stacks.samples_by_phase if stacks is not None else {}
         forward = max(1, by_phase.get("forward", 0))
-        # the backward pass of a line is done elsewhere, and goes with it
+        # a line's backward pass runs elsewhere, but is removed with the line
         self._with_backward = 1 + by_phase.get("backward", 0) / forward
 
     def of(self, file: str, first_line: int, last_line: int) -> float:
-        """The share of the lines from `first_line` to `last_line`, with what they call."""
+        """Return the share of the lines from `first_line` to `last_line`, including what they call."""
         return max(self.sampled(file, first_line, last_line), self._attributed(file, first_line, last_line))
 
     def sampled(self, file: str, first_line: int, last_line: int) -> float:
-        """The same by the looks at the stack alone."""
+        """Return the share by stack samples alone."""
         found = self._looks(file, first_line, last_line)
         weighted = found.total() + found["forward"] * (self._with_backward - 1)
         return weighted / max(1, self._total)
 
     def makes_batches(self, file: str, first_line: int, last_line: int) -> bool:
-        """Whether lines were found mostly while the step waited for a batch."""
+        """Return whether most samples of these lines fell into the wait for a batch."""
         found = self._looks(file, first_line, last_line)
         return found["wait"] * 2 > found.total()
 
     def _looks(self, file: str, first_line: int, last_line: int) -> Counter[str]:
-        """How often lines were on the stack, by phase."""
+        """Count how often the lines were on the stack, by phase."""
         found: Counter[str] = Counter()
         for path in self._context.stacks.paths if self._context.stacks is not None else ():
             if any(place.file == file and first_line <= place.line <= last_line for place in path.places):
@@ -76,7 +75,7 @@ class Shares:
 
 
 class KnockOut(Arm):
-    """Steps without one block; how it is switched off is for others to say."""
+    """Steps without one block; subclasses switch it off."""
 
     kind = "knock-out"
 
@@ -87,7 +86,7 @@ class KnockOut(Arm):
         self.place, self.last_line, self.function = place, block.last_line, place.function
         self.label = f"{self.kind} {place}"
         self.suspicion, self.refusal = suspicion, block.refusal
-        # what makes batches does not run where one is served; for others the first block decides
+        # code that makes batches does not run on served batches; for other code the first block decides
         self._makes_batches = shares.makes_batches(place.file, block.first_line, block.last_line)
         self._on_one_batch = False if self._makes_batches else None
         self._results: KeptResults | None = None
@@ -99,7 +98,7 @@ class KnockOut(Arm):
 
     @property
     def baseline(self) -> str:  # type: ignore[override]
-        """Real steps; where shapes change from step to step, steps on one and the same batch."""
+        """The label of real steps, or of steps on a single batch if input shapes change from step to step."""
         on_one_batch = self._shares.are_ragged if self._on_one_batch is None else self._on_one_batch
         return ONE_BATCH if on_one_batch else REAL
 
@@ -108,11 +107,11 @@ class KnockOut(Arm):
         return "one" if self.baseline == ONE_BATCH else None
 
     def put_in(self, results: KeptResults) -> None:
-        """Let the block ask `results` from here on."""
+        """Make the block ask `results` from here on."""
         raise NotImplementedError
 
     def take_out(self) -> None:
-        """Let the block run as it is."""
+        """Let the block run unchanged."""
         raise NotImplementedError
 
     # -- a block of steps
@@ -137,7 +136,7 @@ class KnockOut(Arm):
         if results.failure is not None:
             self.refusal = results.failure
         elif results.num_calls == 0:
-            self._num_idle += 1  # behind the step's end the old code runs on, until the next call
+            self._num_idle += 1  # after the end of the step the old code runs until the next call
             if self._num_idle > 1:
                 self.refusal = "it did not run in a step"
         elif not results.giving:
@@ -180,7 +179,7 @@ class KnockOut(Arm):
     # -- the roofline
 
     def _start_counting(self) -> None:
-        """In the step whose results are kept; compiled code would be traced anew under a mode."""
+        """Count flops in the step whose results are kept; skip compiled code, which a mode would retrace."""
         if self._flops is None and not self._counting and not has_compiled():
             from flatout.measure.arms.knock_out.roofline import FlopCount
 
@@ -207,7 +206,7 @@ class KnockOut(Arm):
 
 
 def keep_random_state() -> Callable[[], None]:
-    """Remember the generators' state; the steps that follow draw what they would have drawn."""
+    """Save the state of the random generators and return a function that restores it."""
     import torch
 
     states: list[tuple[Callable[[Any], Any], Any]] = [
@@ -230,7 +229,7 @@ def keep_random_state() -> Callable[[], None]:
 def keep_gradients(optimizers: Iterable[Any], patches: Patches) -> None:
     """Give zeros to parameters that a backward pass leaves without a gradient, until the patches are undone.
 
-    A block that is taken away takes its backward pass along: the optimizer would pass over what is inside it.
+    Removing a block also removes its backward pass: the optimizer would skip the parameters inside it.
     """
     import torch
 

@@ -1,14 +1,14 @@
-"""Blocks of a training loop that runs all the while: its code cannot be changed any more, so it is compiled
-with switches from the start.
+"""Blocks of the training loop itself.  The loop runs all the time, so its code cannot be replaced: it is
+compiled with switches from the start.
 
-The sources of the job are compiled with a switch around each block of its training loop that neither trains
-nor leaves the loop; the line numbers stay.  A switch that is off costs two comparisons of numbers.
+The job's sources are compiled with a switch around each block of the training loop that neither trains nor
+leaves the loop; line numbers stay the same.  A switch that is off costs two integer comparisons.
 
-The training loop is known by its words: statements beside a call of `.backward()` or `.step()`, in a loop.
-What is called anew for each step is left to `function_blocks`.
+The source identifies the training loop: statements in a loop, beside a call of `.backward()` or `.step()`.
+`function_blocks` handles code that each step calls anew.
 
-The code is compiled for this process alone: no cached bytecode is read or written, and the switch is a global
-of the user's module, so that a function which is sent to another process takes it along, off.
+The compiled code lives in this process only: no cached bytecode is read or written.  The switch is a global
+of the user's module, so a function that is sent to another process carries it along, switched off.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ Rewrite = Callable[[ast.Module, str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Statement:
-    """A block of a training loop, with its switch where it can be left out."""
+    """A block of a training loop, with a switch if it can be removed."""
 
     number: int
     path: str
@@ -61,13 +61,13 @@ class Statement:
 
 
 class LeaveOut:
-    """The statements of a job that can be left out."""
+    """The statements of a job that can be removed."""
 
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
         self.statements: list[Statement] = []
-        self._switched: list[dict[str, Any]] = []  # the names of modules, some of which nobody else can find
-        self.rewrites: list[Rewrite] = []  # what else is changed in the sources of a training loop
+        self._switched: list[dict[str, Any]] = []  # namespaces of modules; nothing else refers to some
+        self.rewrites: list[Rewrite] = []  # other changes to the sources of a training loop
 
     def install(self, patches: Patches) -> None:
         """Compile the user's sources with switches from here on."""
@@ -87,16 +87,16 @@ class LeaveOut:
         patches.replace(main_script, "read_code", read_switched)
 
     def place(self, statement: Statement) -> Place:
-        """The first line of a block."""
+        """Return the first line of a block."""
         line = statement.block.first_line
         return self._user_code.place_at(statement.path, line=line, function=statement.function)
 
     def switch(self, switch: Any = NOTHING) -> None:
-        """Let this decide about the block of its number; every block runs where there is none."""
+        """Let `switch` decide about the block with its number; with no switch, every block runs."""
         modules = [each for each in list(sys.modules.values()) if issubclass(type(each), ModuleType)]
         names = [vars(module) for module in modules]
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None:  # the training loop is running, wherever it was loaded from
+        while frame is not None:  # the running training loop, wherever it was loaded from
             names.append(frame.f_globals)
             frame = frame.f_back
         for each in (*names, *self._switched):
@@ -106,7 +106,7 @@ class LeaveOut:
                     self._switched.append(each)
 
     def _compile(self, file: str) -> CodeType | None:
-        """The code of a file with switches; None where it is not the user's, or has no training loop."""
+        """Compile a file with switches; None if it is not the user's or has no training loop."""
         if not file.endswith(".py") or not self._user_code.is_user_file(file):
             return None
         try:
@@ -126,7 +126,7 @@ class LeaveOut:
                 code: CodeType = compile(ast.fix_missing_locations(tree), file, "exec", dont_inherit=True)
             compile(source, file, "exec", dont_inherit=True)  # warns as Python would, and once
         except (OSError, SyntaxError, ValueError, RecursionError):
-            return None  # Python's own way to say it is the one the user knows
+            return None  # Python reports it in the way the user knows
         self.statements += found
         return code
 
@@ -150,7 +150,7 @@ class LoopBlock(KnockOut):
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Heavy blocks of the loop; on a GPU, whose time the host's samples miss, all of them."""
+    """Propose heavy blocks of the loop; on a GPU, where the host's samples miss the time, all of them."""
     shares = Shares(context)
     for statement in context.left_out.statements:
         place = context.left_out.place(statement)
@@ -160,7 +160,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
 
 
 def _add_switches(tree: ast.Module, *, path: str, first_number: int) -> Iterator[Statement]:
-    """Put a switch around every block of `tree` that can be left out, and yield all of them."""
+    """Put a switch around every block of `tree` that can be removed, and yield all blocks."""
     number = first_number
     for suite, scope, in_loop in training_suites(tree):
         if not in_loop or not isinstance(scope, (ast.FunctionDef, ast.Module)):
@@ -201,7 +201,7 @@ def _define_switch(tree: ast.Module) -> None:
 
 
 def first_statement(tree: ast.Module) -> int:
-    """Where a module begins, behind its docstring and what must come first."""
+    """Return the index of a module's first statement after its docstring and __future__ imports."""
     position = 0
     for position, statement in enumerate(tree.body):
         is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
@@ -215,7 +215,7 @@ Suite = tuple[list[ast.stmt], ast.AST, bool]
 
 
 def training_suites(node: ast.AST, *, function: ast.AST | None = None, in_loop: bool = False) -> list[Suite]:
-    """(statements, the function around them, whether a loop of it is around them) beside a training call."""
+    """Return (statements, enclosing function, whether inside a loop) for each suite with a training call."""
     function = function or node
     found: list[Suite] = []
     for name in ("body", "orelse", "finalbody"):
@@ -224,7 +224,7 @@ def training_suites(node: ast.AST, *, function: ast.AST | None = None, in_loop: 
             found.append((suite, function, in_loop or isinstance(node, LOOPS)))
     for child in ast.iter_child_nodes(node):
         if isinstance(child, FUNCTIONS):
-            if not child.decorator_list:  # what decorates it may compile, record or ship its code
+            if not child.decorator_list:  # a decorator may compile, record or ship its code
                 found += training_suites(child, function=child)
         elif isinstance(child, (ast.stmt, ast.excepthandler)):
             found += training_suites(child, function=function, in_loop=in_loop or isinstance(node, LOOPS))
@@ -239,7 +239,7 @@ def trains(statement: ast.AST) -> bool:
 
 
 def within(node: ast.AST) -> Iterator[ast.AST]:
-    """A node and what it holds, functions and classes defined in it left out."""
+    """Yield a node and everything in it except nested functions and classes."""
     yield node
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, (*FUNCTIONS, ast.ClassDef, ast.Lambda)):

@@ -1,8 +1,8 @@
-"""A function's code with a switch around one of its blocks.
+"""Compile a function's code with a switch around one of its blocks.
 
-The file is parsed anew and compiled as a whole, so that free variables, mangled names and line numbers are
-those of the code that it stands in for.  The new code asks an object in the module's globals: while that
-answers no, the block runs and its results are noted; else they are taken from there.
+The whole file is parsed and compiled again, so that free variables, mangled names and line numbers match the
+code that it replaces.  The new code asks an object in the module's globals: if that says no, the block runs
+and its results are noted; otherwise the results come from that object.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ KNOCK_OUT = "_flatout_knock_out"  # one underscore: a name that begins with two 
 
 
 class CannotRewrite(Exception):
-    """The reason why a function stays as it is."""
+    """Says why a function stays unchanged."""
 
 
 def parse_file(path: str) -> ast.Module | None:
-    """The tree of a source file, or of a cell that `linecache` knows."""
+    """Parse a source file, or a notebook cell that `linecache` knows."""
     try:
         with warnings.catch_warnings(action="ignore"):
             return ast.parse("".join(linecache.getlines(path)), path)
@@ -39,7 +39,7 @@ def parse_file(path: str) -> ast.Module | None:
 
 
 def rewritten(code: CodeType, path: str, block: Block) -> CodeType:
-    """`code` with a switch around `block`; raises CannotRewrite."""
+    """Return `code` with a switch around `block`, or raise CannotRewrite."""
     tree = parse_file(path)
     function = find_function(tree, code.co_name, code.co_firstlineno) if tree is not None else None
     if tree is None or function is None:
@@ -65,7 +65,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _signature(code: CodeType) -> tuple[Any, ...]:
-    """What must be equal of two codes that stand in for one another."""
+    """Return what two code objects must share if one replaces the other."""
     num_arguments = code.co_argcount + code.co_kwonlyargcount
     return (code.co_qualname, code.co_firstlineno, code.co_freevars, code.co_varnames[:num_arguments])
 
@@ -105,7 +105,7 @@ def call(asked: str, method: str, *arguments: ast.expr) -> ast.Call:
 
 
 def locate(made: ast.AST, original: ast.stmt) -> None:
-    """Lines of the block's first statement for what has none."""
+    """Give new nodes the line numbers of the block's first statement."""
     if isinstance(made, (ast.expr, ast.stmt)) and not hasattr(made, "lineno"):
         ast.copy_location(made, original)
     for child in ast.iter_child_nodes(made):
@@ -113,7 +113,7 @@ def locate(made: ast.AST, original: ast.stmt) -> None:
 
 
 class _NoteReturns(ast.NodeTransformer):
-    """Lets every `return` of a function note what it returns."""
+    """Makes every `return` of a function note its value."""
 
     def visit_Return(self, node: ast.Return) -> ast.Return:
         value = call(KNOCK_OUT, "note_returned", node.value or ast.Constant(None))

@@ -1,7 +1,7 @@
-"""What a block must take at least: its arithmetic and its bytes at the speed of this device.
+"""The least time a block needs: its arithmetic and its bytes at the speed of this device.
 
-A block that is taken away takes along work that a fix has to do.  The products of its tensors and the bytes
-of its inputs and results, at the speed that a matrix product and a copy reach here, are a floor for that.
+Removing a block also removes work that a fix must still do.  Its matrix products and the bytes of its inputs
+and results, at the speed that a matrix product and a copy reach on this device, give a floor for that work.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class FlopCount(TorchDispatchMode):
 
 
 def roofline_s(*, flops: float, num_bytes: float, with_backward: bool, device: str) -> float | None:
-    """Seconds that this arithmetic and these bytes take at least."""
+    """Return the least seconds that this arithmetic and these bytes need."""
     speeds = device_speeds(device)
     if speeds is None:
         return None
@@ -48,7 +48,7 @@ def roofline_s(*, flops: float, num_bytes: float, with_backward: bool, device: s
 
 @functools.cache
 def device_speeds(device: str, dtype: str = "fp32") -> tuple[float, float] | None:
-    """(floating-point operations, bytes) per second, as a matrix product and a copy reach them."""
+    """Measure (floating-point operations, bytes) per second of a matrix product and a copy."""
     if device not in PRODUCT_SIZE or dtype not in DTYPES:
         return None
     try:

@@ -1,8 +1,8 @@
-"""Steps whose products find every weight at a size that tensor cores can load in whole pieces.
+"""Steps with every weight padded to a size that tensor cores load in whole pieces.
 
-A row of 16-bit numbers is read 16 bytes at a time where its length is a multiple of 8; where it is not, the
-product falls back to a kernel that reads it number by number.  Weights get rows and columns of zeros up to
-the next multiple of 64 while a step runs, and what these add to the result is cut off again.
+A row of 16-bit numbers is read 16 bytes at a time if its length is a multiple of 8; otherwise the product
+falls back to a kernel that reads it number by number.  During a step, weights get rows and columns of zeros
+up to the next multiple of 64, and the extra part of the result is cut off.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from flatout.measure.patches import Patches
 from flatout.measure.phases import has_compiled
 from flatout.measure.user_code import UserCode
 
-PIECE, WHOLE = 8, 64  # numbers that are read at once; what a fix rounds up to
-LEAST_SHARE = 0.1  # of the step, in products that tensor cores compute
-LEAST_PART = 0.1  # of all weights, those of odd sizes
+PIECE, WHOLE = 8, 64  # numbers per load; the multiple that a fix rounds up to
+LEAST_SHARE = 0.1  # of the step, in products on tensor cores
+LEAST_PART = 0.1  # of all weights, the ones of odd sizes
 FREED = 0.5  # of their products' time, about
 NARROW = ("bf16", "fp16", "tf32")
 
@@ -69,18 +69,18 @@ class PaddedProducts(Arm):
         return padded
 
     def _note(self, weight: Any, place: Any) -> None:
-        """The largest layer stands for all of them."""
+        """Remember the largest layer, which represents all of them."""
         self._largest, self.place = weight.numel(), place
         self.value = " x ".join(map(str, weight.shape))
 
 
 def is_odd(weight: Any) -> bool:
-    """Whether a weight is a matrix with rows or columns that no piece divides."""
+    """Return whether a weight is a matrix whose rows or columns are not a multiple of PIECE."""
     return weight.dim() == 2 and any(size % PIECE for size in weight.shape)
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """On a GPU, where products on tensor cores take a share of the step and weights have odd sizes."""
+    """Propose the arm if tensor-core products take a share of the step and weights have odd sizes."""
     kernels = context.kernels
     if context.device != "cuda" or kernels is None or not kernels.step_s:
         return

@@ -1,10 +1,9 @@
-"""Steps in which attention that is written out runs as one fused call.
+"""Steps that run handwritten attention as one fused call.
 
-The first product, of queries and keys, is not computed but kept in mind; scaling, a mask, softmax and
-dropout are noted, and the product with the values becomes one call of `scaled_dot_product_attention`.
-Whatever else is done with the scores computes them after all, and such a step does not count.  Whether a
-mask is that of causal attention, which has a kernel of its own, is looked up in the block's first step,
-which is never timed.
+The first product, of queries and keys, is deferred instead of computed; scaling, mask, softmax and dropout
+are noted, and the product with the values becomes one call of `scaled_dot_product_attention`.  Any other use
+of the scores computes them after all, and such a step does not count.  The block's first step, which is never
+timed, checks whether a mask is causal, because causal attention has a kernel of its own.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from flatout.measure.phases import has_compiled
 from flatout.measure.user_code import UserCode
 
 SUSPICION = 0.25
-LOWEST = -1e4  # what masks are filled with: less is nothing after a softmax
+LOWEST = -1e4  # masks are filled with at most this: less is nothing after a softmax
 
 
 class FusedAttention(Arm):
-    """Products at some lines put off until the attention around them is known."""
+    """Defers products at some lines until the attention around them is known."""
 
     kind = label = "fused-attention"
     suspicion = SUSPICION
@@ -38,7 +37,7 @@ class FusedAttention(Arm):
         self._user_code, self._clock, self._products = user_code, clock, frozenset(products)
         self._patches = Patches()
         self._learning = True
-        self._number = self._num_fused = 0  # of attentions in this step
+        self._number = self._num_fused = 0  # of attention calls in this step
         self._is_causal: dict[int, bool] = {}
 
     def begin(self) -> None:
@@ -77,7 +76,7 @@ class FusedAttention(Arm):
         return product
 
     def attend(self, scores: Scores, values: Any) -> Any:
-        """The whole attention in one call."""
+        """Run the whole attention in one call."""
         from torch.nn.functional import scaled_dot_product_attention
 
         number, self._number = self._number, self._number + 1
@@ -87,7 +86,7 @@ class FusedAttention(Arm):
         causal = self._is_causal.get(number, False)
         query, key, mask = scores.query, scores.key.transpose(-2, -1), scores.mask
         flat = query.dim() == 3
-        if flat:  # the fused kernels want heads
+        if flat:  # the fused kernels need a heads dimension
             query, key, values = (each.unsqueeze(1) for each in (query, key, values))
             mask = mask.unsqueeze(1) if mask is not None and mask.dim() == 3 else mask
         result = scaled_dot_product_attention(
@@ -103,16 +102,16 @@ class FusedAttention(Arm):
 
 
 class Scores:
-    """The product of queries and keys, not computed yet, or the softmax of it."""
+    """The product of queries and keys, or its softmax, not computed yet."""
 
     def __init__(self, arm: FusedAttention, query: Any, key: Any, compute: Callable[[], Any]) -> None:
         self.arm, self.query, self.key = arm, query, key
         self.scale, self.dropout, self.is_weights = 1.0, 0.0, False
         self.mask: Any = None
-        self._compute = compute  # the plain way to what this stands for
+        self._compute = compute  # computes the plain result
 
     def plain(self) -> Any:
-        """The tensor itself, for what cannot be put off; the step does not count."""
+        """Compute the plain tensor, for operations that cannot be deferred; the step does not count."""
         self.arm.fell_back = True
         return self._compute()
 
@@ -148,7 +147,7 @@ class Scores:
         return self.query.device
 
     def to(self, *args: Any, **kwargs: Any) -> Scores:
-        """A fused kernel has formats of its own; what comes out has that of the queries."""
+        """Ignore the format: a fused kernel has its own, and its result has the format of the queries."""
         return self._then(lambda tensor: tensor.to(*args, **kwargs))
 
     def float(self) -> Scores:
@@ -224,7 +223,7 @@ class Scores:
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Where a step writes attention out in lines of the user's."""
+    """Propose the arm if lines of the user's write attention out."""
     calls = [site for site in context.sites if site.kind == "call" and site.via is None]
     found = [site for site in calls if site.op == ATTENTION]
     products = [site.place for site in calls if site.op == PRODUCT]

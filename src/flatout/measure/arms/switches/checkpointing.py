@@ -1,8 +1,8 @@
-"""Steps that keep their activations where the script computes them again in the backward pass.
+"""Steps that keep their activations where the script recomputes them in the backward pass.
 
-A checkpointed part of the model holds all of its activations at once while it is computed again, and they
-fit: the peak, once more for each such part, is a bound of what keeping all of them takes.  Where that bound
-does not fit, memory may need the checkpoints, and the arm is refused.
+While a checkpointed part of the model is recomputed, all of its activations are in memory, and they fit: the
+peak, once more for each such part, bounds what keeping all of them takes.  If that bound does not fit, the
+job may need its checkpoints, and the arm is refused.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from flatout.measure.patches import Patches
 from flatout.measure.phases import has_compiled
 
 ROOM = 0.8  # of the memory
-RECOMPUTED = 0.3  # of the step, about: one forward of three
+RECOMPUTED = 0.3  # of the step, about: one forward of three passes
 NEEDED = "memory may need the checkpoints"
 
 
 class NoCheckpointing(Arm):
-    """Checkpointed functions called as they are."""
+    """Calls checkpointed functions directly."""
 
     kind = label = "no-checkpointing"
 
@@ -33,7 +33,7 @@ class NoCheckpointing(Arm):
         import torch.utils.checkpoint as checkpointing
 
         class Called:
-            """In place of the function that computes its input again."""
+            """Replaces the function that recomputes its input."""
 
             @staticmethod
             def apply(function: Any, _preserve: bool, *args: Any) -> Any:
@@ -52,7 +52,7 @@ class NoCheckpointing(Arm):
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Where parts of the model are checkpointed; refused where all activations together might not fit."""
+    """Propose the arm if parts of the model are checkpointed; refuse it if all activations might not fit."""
     sites = [site for site in context.sites if site.kind == "call" and site.op == "checkpoint"]
     if not sites or context.memory is None:
         return
@@ -70,7 +70,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
 
 
 def memory_bytes(device: str) -> int:
-    """The memory that the job may use."""
+    """Return the memory that the job may use."""
     if device == "cuda":
         import torch
 

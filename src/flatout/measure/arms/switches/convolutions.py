@@ -1,7 +1,7 @@
-"""Steps whose convolutions find their weights with the channels last, as tensor cores want them.
+"""Steps with convolution weights in channels-last layout, as tensor cores need them.
 
-The weight decides the layout of a convolution's result, so that activations follow from the first one on.
-What the optimizer keeps of such a weight is turned with it: its kernels take all of a tensor's lists in one
+The weight decides the layout of a convolution's result, so activations follow from the first one on.  The
+optimizer's state for such a weight changes layout with it: its kernels read all lists of a tensor in one
 order.
 """
 
@@ -18,7 +18,7 @@ FREED = 0.3  # of their time, about
 
 
 class ChannelsLast(Arm):
-    """Four-dimensional parameters with their channels last."""
+    """Four-dimensional parameters in channels-last layout."""
 
     kind = label = "channels-last"
 
@@ -45,14 +45,14 @@ class ChannelsLast(Arm):
 
 
 def images(optimizer: Any) -> list[Any]:
-    """Four-dimensional parameters, and what the optimizer keeps of them."""
+    """Return four-dimensional parameters, and the optimizer's state for them."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     kept = [value for state in optimizer.state.values() for value in state.values()]
     return [tensor for tensor in (*parameters, *kept) if hasattr(tensor, "dim") and tensor.dim() == 4]
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """On a GPU, where convolutions of channels-first weights take a share of the step."""
+    """Propose the arm on a GPU if convolutions with channels-first weights take a share of the step."""
     kernels = context.kernels
     if context.device != "cuda" or kernels is None or not context.step_s:
         return

@@ -1,7 +1,7 @@
-"""Steps in which calls that only help to debug or to save memory do nothing.
+"""Steps in which calls that only help to debug or save memory do nothing.
 
-`torch.cuda.empty_cache()` gives memory back that the next step asks for again, `torch.cuda.synchronize()`
-makes the host wait for the GPU, and anomaly detection records a stack for every operation.
+`torch.cuda.empty_cache()` returns memory that the next step allocates again, `torch.cuda.synchronize()` makes
+the host wait for the GPU, and anomaly detection records a stack for every operation.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from flatout.measure.user_code import UserCode
 
 CALLS = {"empty_cache": "no-empty-cache", "synchronize": "no-synchronize"}
 ANOMALIES, NO_ANOMALIES = "detect_anomaly", "no-anomaly-detection"
-FREED_OF_ANOMALIES = 0.5  # of the step, about: what it costs is in no line of its own
+FREED_OF_ANOMALIES = 0.5  # of the step, about: its cost shows in no line of its own
 
 
 class IgnoredCall(Arm):
-    """A function of torch.cuda that does nothing where the user's own lines call it."""
+    """A function of torch.cuda that does nothing if the user's own lines call it."""
 
     def __init__(self, user_code: UserCode, name: str, *, suspicion: float, place: Place) -> None:
         self.kind = self.label = CALLS[name]
@@ -55,7 +55,7 @@ class IgnoredCall(Arm):
 
 
 class NoAnomalies(Arm):
-    """Turn anomaly detection off although the script turns it on; queries still see the script's setting."""
+    """Turns anomaly detection off although the script turns it on; queries still see the script's setting."""
 
     kind = label = NO_ANOMALIES
 
@@ -86,7 +86,7 @@ class NoAnomalies(Arm):
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Where such calls were counted."""
+    """Propose an arm for each such call that was counted."""
     calls = [site for site in context.sites if site.kind == "call"]
     anomalies = _most(calls, ANOMALIES)
     if anomalies is not None and not has_compiled():

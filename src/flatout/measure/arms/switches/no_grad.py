@@ -52,7 +52,7 @@ class NoGrad(Arm):
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Calls that record gradients which no optimizer is given."""
+    """Propose calls that record gradients for parameters that no optimizer has."""
     for found in context.module_calls:
         share = (found.host_s or 0.0) / context.step_s
         if found.unused_gradients and share >= LEAST_SHARE:

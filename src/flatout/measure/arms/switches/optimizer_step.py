@@ -1,8 +1,8 @@
-"""Steps whose optimizer goes through its parameters in another way.
+"""Steps whose optimizer walks its parameters in another way.
 
-An optimizer of torch updates one parameter group after the other, and a group tensor by tensor, list by
-list (`foreach`) or in one kernel (`fused`): the same formula, with fewer calls.  Other groups are there
-while `step` runs and only then, because schedulers count them; their options are read in every step.
+A torch optimizer updates one parameter group after the other, and a group tensor by tensor, list by list
+(`foreach`) or in one kernel (`fused`): the same formula with fewer calls.  The changed groups exist only
+while `step` runs, because schedulers count groups; their options are read in every step.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from flatout.measure.phases import has_compiled
 
 CAN_FUSE = ("Adam", "AdamW", "SGD", "Adagrad")
 LEAST_SHARE = 0.05  # of the step, in the optimizer
-FEWEST_SAVED = 8  # groups that merging takes away
+FEWEST_SAVED = 8  # groups that merging removes
 FEWEST_TENSORS = 8
 MERGED, FOREACH, FUSED = "merged-groups", "foreach-optimizer", "fused-optimizer"
 FREED = {MERGED: 0.8, FOREACH: 0.6, FUSED: 0.8}  # of the optimizer's time, about
 
 
 class OptimizerStep(Arm):
-    """Parameter groups merged, or updated as lists or in one kernel."""
+    """Merges parameter groups, or updates them as lists or in one kernel."""
 
     def __init__(
         self, optimizers: Sequence[Any], *, kind: str, suspicion: float, place: Place | None = None
@@ -34,7 +34,7 @@ class OptimizerStep(Arm):
         self._optimizers = list(optimizers)
         self._patches = Patches()
         self._own: list[tuple[Any, Any]] = []  # (optimizer, its groups) while it steps
-        self._moved: list[tuple[dict[str, Any], Any]] = []  # (state, the device of its step number)
+        self._moved: list[tuple[dict[str, Any], Any]] = []  # (state, the device of its step counter)
 
     def begin(self) -> None:
         for optimizer in self._optimizers:
@@ -70,7 +70,7 @@ class OptimizerStep(Arm):
             optimizer.param_groups = groups
 
     def _move_step_numbers(self, optimizer: Any) -> None:
-        """A fused kernel counts its steps where the parameters are."""
+        """Move step counters to the parameters' device, where a fused kernel expects them."""
         for parameter, state in optimizer.state.items():
             number = state.get("step")
             if hasattr(number, "device") and number.device != parameter.device:
@@ -79,7 +79,7 @@ class OptimizerStep(Arm):
 
 
 def merged(groups: Sequence[dict[str, Any]], options: Iterable[str]) -> list[dict[str, Any]]:
-    """Groups with equal options as one."""
+    """Merge groups with equal options."""
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for group in groups:
         key = _options(group, options)
@@ -96,7 +96,7 @@ def _options(group: dict[str, Any], names: Iterable[str]) -> tuple[str, ...]:
 
 
 def describe(optimizer: Any, place: Place | None) -> OptimizerSetup:
-    """An optimizer as it is."""
+    """Describe an optimizer's setup."""
     groups = optimizer.param_groups
     tensors = [parameter for group in groups for parameter in group["params"]]
     return OptimizerSetup(
@@ -124,7 +124,7 @@ def _way(optimizer: Any, tensors: Sequence[Any]) -> str | None:
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Where the optimizer takes a share of the step that its many groups or tensors can explain."""
+    """Propose arms if many groups or tensors can explain the optimizer's share of the step."""
     share = context.phases_s.get("optimizer", 0.0) / context.step_s
     if share < LEAST_SHARE:
         return
@@ -140,7 +140,7 @@ def propose(context: ArmContext) -> Iterable[Arm]:
 
 
 def is_for(kind: str, setup: OptimizerSetup, device: str) -> bool:
-    """Whether an optimizer steps in a way that this changes."""
+    """Return whether this arm would change how the optimizer steps."""
     if kind == MERGED:
         return setup.way is not None and setup.num_groups - setup.num_distinct >= FEWEST_SAVED
     if setup.num_tensors < FEWEST_TENSORS or setup.way not in ("for-loop", "foreach"):

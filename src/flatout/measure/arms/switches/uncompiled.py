@@ -1,4 +1,4 @@
-"""Steps that run what torch.compile compiled as it was written: what compiling has gained."""
+"""Steps that run compiled functions as they are written: what does torch.compile gain?"""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ class Uncompiled(Arm):
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:
-    """Where anything was compiled."""
+    """Propose the arm if anything was compiled."""
     if has_compiled():
         yield Uncompiled()
