@@ -2,7 +2,7 @@
 
 recording      one session of torch's profiler, begun and ended at step boundaries
 kernels        kernels and copies of a GPU, with its idle gaps
-operators      the same picture from the host's operators where there is no GPU
-overlap        time that something else hides
+operators      the same picture from the host's operators, without a GPU
+overlap        how much of a time span runs hidden behind another
 kernel_names   what a kernel or operator does, read from its name
 """

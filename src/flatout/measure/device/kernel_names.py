@@ -1,10 +1,10 @@
-"""What a kernel or operator does, read from its name.
+"""Read what a kernel or operator does from its name.
 
-A profiler gives names and nothing else.  The names of a GPU's kernels follow a handful of conventions:
-cuBLAS and cuDNN spell operand types into theirs (`sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn...`,
-`ampere_sgemm_128x64_nn`, `nvjet_tst_...`, in which t is bf16, h fp16, q fp8, s 32 bits), CUTLASS its
-instruction (`s1688gemm` is TF32), and PyTorch's own are C++ templates with the functor inside.  Triton's
-say nothing of their types.  A dtype that cannot be read is None: a wrong one would misplace a rule.
+A profiler gives only names.  The names of GPU kernels follow a handful of conventions: cuBLAS and cuDNN spell
+operand types into theirs (`sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn...`, `ampere_sgemm_128x64_nn`,
+`nvjet_tst_...`, in which t is bf16, h fp16, q fp8, s 32 bits), CUTLASS its instruction (`s1688gemm` is TF32),
+and PyTorch's own are C++ templates with the functor inside.  Triton's names do not show their types.  A dtype
+that cannot be read is None: a wrong one would mislead a rule.
 """
 
 from __future__ import annotations
@@ -107,26 +107,26 @@ _FOREACH_OPERATORS = ("lerp", "addcmul", "addcdiv", "sqrt", "add", "sub")
 
 @functools.lru_cache(maxsize=4096)
 def kernel_category(name: str) -> str:
-    """The category of a GPU kernel, copy or fill."""
+    """Return the category of a GPU kernel, copy or fill."""
     return next((category for category, pattern in _KERNEL_PATTERNS if pattern.search(name)), "other")
 
 
 @functools.lru_cache(maxsize=4096)
 def kernel_dtype(name: str) -> str | None:
-    """The number format a GPU kernel computes in (fp32, tf32, bf16, ...), or None where its name hides it."""
+    """Return the number format of a GPU kernel (fp32, tf32, bf16, ...); None if its name does not show it."""
     if name.startswith(("triton_", "Memcpy", "Memset")):
         return None
     nvjet = _NVJET.search(name)
     if nvjet:
         return "tf32" if "tf32" in name else _NVJET_LETTERS.get(nvjet[1][0])
-    if "cudnn" in name and "sdpa" in name:  # f16 stands there for either 16-bit format
+    if "cudnn" in name and "sdpa" in name:  # f16 there means either 16-bit format
         return None
     return next((dtype for dtype, pattern in _DTYPE_PATTERNS if pattern.search(name)), None)
 
 
 @functools.lru_cache(maxsize=4096)
 def operator_category(name: str) -> str:
-    """The category of an operator such as `aten::addmm`."""
+    """Return the category of an operator such as `aten::addmm`."""
     base = name.rpartition("::")[2]
     known = _CATEGORY_OF_OPERATOR.get(base) or _CATEGORY_OF_OPERATOR.get(base.removesuffix("_"))
     if known:
@@ -137,7 +137,7 @@ def operator_category(name: str) -> str:
 
 
 def copy_kind(name: str) -> str:
-    """`Memcpy HtoD (Pageable -> Device)` as `HtoD pageable`; only the host's side is worth a word."""
+    """Shorten `Memcpy HtoD (Pageable -> Device)` to `HtoD pageable`: only the host's side matters."""
     match = re.match(r"Memcpy (\w+)(?: \((\w+) -> (\w+)\))?", name)
     if not match:
         return name
@@ -147,7 +147,7 @@ def copy_kind(name: str) -> str:
 
 
 def optimizer_kind(names: Iterable[str]) -> str | None:
-    """How the optimizer updates its parameters: "fused", "foreach", or None if no name shows it."""
+    """Return how the optimizer updates its parameters: "fused", "foreach", or None if no name shows it."""
     foreach = False
     for name in names:
         if _FUSED.search(name):

@@ -1,13 +1,13 @@
 """The device's side of a step, recorded by torch's profiler.
 
-A GPU is busy while at least one kernel runs on any of its streams; copies run on engines of their own
-and do not count.  What is left of the step is gap: the host had nothing queued.  A gap that begins when
-the host returns from a wait for the GPU (`loss.item()`, a copy from pageable memory) is the price of
-that wait: the queue had run dry and refills only after it.  So are later gaps, up to what the wait took:
-without it the host would have been so much earlier with every launch that follows.
+A GPU is busy while at least one kernel runs on any of its streams; copies run on engines of their own and do
+not count.  The rest of the step is gap: the host had nothing queued.  A gap that begins when the host returns
+from a wait for the GPU (`loss.item()`, a copy from pageable memory) is the price of that wait: the queue ran
+dry and refills only afterwards.  Later gaps count too, up to the length of the wait: without it the host
+would have issued every later launch that much earlier.
 
-Without a GPU the same questions are put to operators.  `BackwardCosts` answers another one: which part of
-the backward pass a line of the forward pass is responsible for.
+Without a GPU, operators answer the same questions.  `BackwardCosts` answers another one: which part of the
+backward pass a line of the forward pass is responsible for.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Timeline:
         )
 
     def named(self, belongs: Any) -> npt.NDArray[np.bool_]:
-        """Which events have a name for which `belongs(name)` holds."""
+        """Return a mask of the events whose name satisfies `belongs(name)`."""
         per_name = np.array([bool(belongs(name)) for name in self.names], dtype=bool)
         return per_name[self.code] if len(self.names) else np.zeros(0, dtype=bool)
 
 
 def timeline(rows: Sequence[tuple[str, int, int, int, int]]) -> Timeline:
-    """Columns of (name, start, end, correlation, bytes) rows, in order of their start."""
+    """Turn (name, start, end, correlation, bytes) rows into columns, ordered by start."""
     codes: dict[str, int] = {}
     table = np.array(
         [(codes.setdefault(row[0], len(codes)), *row[1:]) for row in rows], dtype=np.int64
@@ -98,7 +98,7 @@ def timeline(rows: Sequence[tuple[str, int, int, int, int]]) -> Timeline:
 
 
 class KernelRecorder:
-    """Records the kernels of a few steps (operators, where there is no GPU)."""
+    """Records the kernels of a few steps (operators, without a GPU)."""
 
     def __init__(self, device_type: str) -> None:
         self._cuda = device_type == "cuda"
@@ -108,7 +108,7 @@ class KernelRecorder:
         self._recording.start()
 
     def stop(self, num_steps: int, step_s: float, *, has_optimizer: bool = True) -> Kernels:
-        """What ran since `start`, in `num_steps` steps of `step_s` seconds each.
+        """Return what ran since `start`, in `num_steps` steps of `step_s` seconds each.
 
         `has_optimizer` says that an optimizer stepped among them: kernels alone cannot tell a loop over
         parameters from no optimizer at all.
@@ -132,7 +132,7 @@ class KernelRecorder:
 
 
 def device_timelines(events: Sequence[Any]) -> tuple[Timeline, Timeline]:
-    """What ran on the GPU, and the calls of the CUDA runtime that asked for it."""
+    """Return what ran on the GPU, and the CUDA runtime calls that requested it."""
     from torch._C._autograd import DeviceType
 
     device: list[tuple[str, int, int, int, int]] = []
@@ -150,7 +150,7 @@ def device_timelines(events: Sequence[Any]) -> tuple[Timeline, Timeline]:
 
 
 def _copied_bytes(event: Any) -> int:
-    """The size of a copy, where the recording asked for the tracer's metadata."""
+    """Return the size of a copy, if the recording asked for the tracer's metadata."""
     match = re.search(r'"bytes":\s*"?(\d+)', event.metadata_json())
     return int(match[1]) if match else -1
 
@@ -164,10 +164,10 @@ def summarise_device(
     step_s: float,
     has_optimizer: bool,
 ) -> Kernels:
-    """Kernels of a recording that lasted `window_ns`.
+    """Summarise the kernels of a recording that lasted `window_ns`.
 
-    A host that runs ahead has asked for all its steps before the GPU has run them: a step takes as long as
-    the slower of the two.
+    A host that runs ahead has issued all its steps before the GPU has run them: a step takes as long as the
+    slower of the two.
     """
     engine = device.named(lambda name: name.startswith(("Memcpy", "Memset")))
     kernels, copies = device.only(~engine), device.only(device.named(lambda name: name.startswith("Memcpy")))
@@ -199,7 +199,7 @@ def summarise_device(
 
 
 def host_waits(host: Timeline, copies: Timeline) -> Longs:
-    """When each wait of the host for the GPU began and ended, in order of their ends.
+    """Return when each wait of the host for the GPU began and ended, ordered by end.
 
     A copy to or from pageable memory blocks the host like a synchronisation; PyTorch mostly adds one
     right after it, and the two are one wait.
@@ -215,11 +215,11 @@ def host_waits(host: Timeline, copies: Timeline) -> Longs:
 
 
 def idle_after(waits: Longs, starts: Longs, ends: Longs) -> int:
-    """Nanoseconds without a kernel that waits of the host cost.
+    """Return the nanoseconds without a kernel that the host's waits cost.
 
-    `starts` and `ends` are disjoint busy intervals.  A wait answers for what follows it until the next one
-    ends: for the gap before the next kernel, and for more of the gaps if it took longer than that.  What
-    precedes the first wait follows the last one of the step before.
+    `starts` and `ends` are disjoint busy intervals.  A wait is charged for what follows it until the next one
+    ends: the gap before the next kernel, and more of the gaps if it took longer than that.  Time before the
+    first wait belongs to the last wait of the previous step.
     """
     if not len(waits) or not len(starts):
         return 0
@@ -255,7 +255,7 @@ def _seconds_by_kind(device: Timeline, *, num_steps: int) -> tuple[dict[str, flo
 
 
 def _totals(events: Timeline) -> dict[str, tuple[int, float]]:
-    """Calls and nanoseconds by name."""
+    """Return (calls, nanoseconds) by name."""
     num = len(events.names)
     calls = np.bincount(events.code, minlength=num)
     total_ns = np.bincount(events.code, weights=events.end_ns - events.start_ns, minlength=num)
@@ -298,16 +298,15 @@ def _copies(copies: Timeline, *, num_steps: int) -> tuple[Copy, ...]:
 
 
 class BackwardCosts:
-    """What each node of the autograd graph cost in the backward passes of a recording.
+    """The cost of each node of the autograd graph in the backward passes of a recording.
 
     Nodes carry the sequence number that the thread had when the forward operator made them
-    (`torch.autograd._get_sequence_nr()`), so the numbers a line consumed lead to its backward seconds.
+    (`torch.autograd._get_sequence_nr()`), so the numbers that a line consumed lead to its backward seconds.
     Only the nodes themselves are recorded, not the operators inside them: a fraction of the events, and
-    little added to what is measured.  A node's host seconds reach from its start to the start of the next
-    node of its thread, so that they include the accumulation of its outputs; the engine runs ready nodes
-    in falling order of their numbers, so a rise marks another backward pass, and the node before it ends
-    with itself.  On CUDA the seconds are the larger of these and of the kernels launched meanwhile: a step
-    is held up by whichever of the two sides is slower.
+    little overhead.  A node's host seconds last from its start to the start of the next node of its thread,
+    so they include the accumulation of its outputs.  The engine runs ready nodes in falling order of their
+    numbers, so a rise marks another backward pass, and the node before it ends with itself.  On CUDA the
+    seconds are the larger of these and of the kernels launched meanwhile: the slower side holds up the step.
     """
 
     _THREAD_MARK = "flatout::training thread"
@@ -326,7 +325,7 @@ class BackwardCosts:
             pass
 
     def stop(self) -> tuple[Longs, Doubles]:
-        """Sequence numbers in rising order, and the seconds of each node."""
+        """Return sequence numbers in rising order, and the seconds of each node."""
         events = self._recording.stop()
         sequence, start_ns, host_ns = self._nodes(events)
         cost_ns = host_ns.astype(np.float64)
@@ -340,17 +339,17 @@ class BackwardCosts:
 
     @property
     def total_s(self) -> float:
-        """Backward seconds of all nodes."""
+        """Return the backward seconds of all nodes."""
         return float(self._reached_s[-1])
 
     def seconds_in(self, intervals: Sequence[tuple[int, int]] | Longs) -> float:
-        """Backward seconds of the nodes whose sequence number lies in one of the [first, last) intervals."""
+        """Return the backward seconds of nodes with a sequence number in one of the [first, last) ranges."""
         bounds = np.asarray(intervals, dtype=np.int64).reshape(-1, 2)
         positions = np.searchsorted(self._sequence, bounds)
         return float((self._reached_s[positions[:, 1]] - self._reached_s[positions[:, 0]]).sum())
 
     def _nodes(self, events: Sequence[Any]) -> tuple[Longs, Longs, Longs]:
-        """(sequence number, start, host nanoseconds) of the nodes the training thread made, by start."""
+        """Return (sequence number, start, host nanoseconds) of the training thread's nodes, by start."""
         mark = next((event for event in events if event.name() == self._THREAD_MARK), None)
         if mark is None:
             raise RuntimeError("the profiler recorded nothing of the training thread")
@@ -376,7 +375,7 @@ class BackwardCosts:
 
 
 def _until_next_node(table: Longs) -> Longs:
-    """Nanoseconds per node; rows of (thread, start, duration, sequence, ...) in order of thread and start."""
+    """Return nanoseconds per node from (thread, start, duration, sequence, ...) rows, by thread and start."""
     thread, start_ns, duration_ns, sequence = table[:, 0], table[:, 1], table[:, 2], table[:, 3]
     if len(table) < 2:
         return duration_ns
@@ -388,7 +387,7 @@ def _until_next_node(table: Longs) -> Longs:
 
 
 def device_ns_by_node(start_ns: Longs, host_ns: Longs, device: Timeline, host: Timeline) -> Doubles:
-    """Nanoseconds of the kernels launched during each node; nodes are in order of their start."""
+    """Return the nanoseconds of the kernels launched during each node; nodes are ordered by start."""
     order = np.argsort(host.correlation, kind="stable")
     known = host.correlation[order]
     position = np.searchsorted(known, device.correlation)

@@ -1,7 +1,7 @@
-"""Operators as the host's profiler sees them: the picture of a step where there is no GPU.
+"""Operators as the host's profiler sees them: the picture of a step without a GPU.
 
-An operator calls others (`aten::linear` calls `aten::addmm`), so each gets its own time, without what it
-called, and the outermost ones are counted: they are what a line of Python asks for.
+An operator calls others (`aten::linear` calls `aten::addmm`).  So each gets its own time, without the
+operators it called, and only the outermost ones are counted: these are what a line of Python calls.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from flatout.measure.evidence import Kernel, Kernels
 
 NUM_TOP = 20
 _OPTIMIZER_STEP = "Optimizer.step#"
-_COLLECTIVES = ("gloo:", "mpi:", "ucc:")  # work under way in a thread of the backend
-_ASKS = "c10d::"  # the call that starts it
+_COLLECTIVES = ("gloo:", "mpi:", "ucc:")  # collectives that run in a thread of the backend
+_ASKS = "c10d::"  # the call that starts a collective
 
 
 class OperatorRow(NamedTuple):
@@ -32,7 +32,7 @@ class OperatorRow(NamedTuple):
 
 
 def operator_rows(events: Sequence[Any]) -> list[OperatorRow]:
-    """Operators with their own time, from nested profiler events."""
+    """Return operators with their own time, from nested profiler events."""
     spans = []
     for event in events:
         name = event.name()
@@ -42,7 +42,7 @@ def operator_rows(events: Sequence[Any]) -> list[OperatorRow]:
             end_ns = start_ns + event.duration_ns()
             spans.append((event.start_thread_id(), start_ns, -end_ns, name, is_operator))
     spans.sort()
-    # Columns of the operators, which may be a million.
+    # Columns, because there may be a million operators.
     names: list[str] = []
     own_ns: list[int] = []
     outermost: list[bool] = []
@@ -68,7 +68,7 @@ def operator_rows(events: Sequence[Any]) -> list[OperatorRow]:
 
 
 def summarise_operators(rows: Sequence[OperatorRow], *, num_steps: int, step_s: float) -> Kernels:
-    """The same picture without a GPU: operators stand for kernels, busy and gaps stay unknown."""
+    """Summarise a step without a GPU: operators stand for kernels; busy share and gaps stay unknown."""
     by_category: dict[str, float] = {}
     by_name: dict[tuple[str, str], list[float]] = {}
     for row in rows:

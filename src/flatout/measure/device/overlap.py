@@ -1,4 +1,4 @@
-"""Time in which something ran, and the part of it that something else does not hide."""
+"""How long something ran, and how much of that nothing else hides."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Longs = npt.NDArray[np.int64]
 
 
 def merged(starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
-    """The union of intervals as disjoint intervals; `starts` is sorted."""
+    """Return the union of intervals as disjoint intervals; `starts` is sorted."""
     if not len(starts):
         return starts, ends
     reach = np.maximum.accumulate(ends)
@@ -19,14 +19,14 @@ def merged(starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
 
 
 def covered(spans: Longs) -> int:
-    """The length of the union of (start, end) rows, in any order."""
+    """Return the length of the union of (start, end) rows, in any order."""
     ordered = spans[np.argsort(spans[:, 0], kind="stable")]
     starts, ends = merged(ordered[:, 0], ordered[:, 1])
     return int((ends - starts).sum())
 
 
 def communication(collectives: Longs, computation: Longs) -> tuple[int, int] | None:
-    """Nanoseconds in which a collective was under way, and those of them in which nothing computed."""
+    """Return the nanoseconds in collectives, and the part of them in which nothing computed."""
     if not len(collectives):
         return None
     both = np.concatenate((collectives, computation))

@@ -1,9 +1,9 @@
 """One recording by torch's profiler, started and stopped at step boundaries of the user's job.
 
-The profiler keeps one session per process.  So a recording declines when the job has one of its own,
-and steps aside when the job starts one while it runs: the job's profiler must not fail because it is
-watched.  Events are handed over raw: turning a million of them into `FunctionEvent`s takes minutes,
-reading a few fields of each takes a second or two.
+The profiler allows one session per process.  So a recording declines if the job has a session of its own, and
+stops if the job starts one while it runs: the job's profiler must not fail because the job is watched.
+Events stay raw: converting a million of them into `FunctionEvent`s takes minutes, reading a few fields of
+each takes a second or two.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Recording:
         self._running = False
         self.start_ns = 0  # the first and last nanosecond of the steps, on the events' clock
         self.stop_ns = 0
-        self.end_ns = 0  # when the device had finished what the steps had asked of it
+        self.end_ns = 0  # when the device had finished the work of these steps
 
     def start(self) -> None:
         import torch
         from torch.autograd import profiler
 
         _refuse_beside_another()
-        only_device = self._cuda and not self._cpu  # then events say how many bytes a copy has
+        only_device = self._cuda and not self._cpu  # only then do events give the bytes of a copy
         session = profiler.profile(
             use_cpu=self._cpu,
             use_device="cuda" if self._cuda else None,
@@ -70,7 +70,7 @@ class Recording:
         self.start_ns = time.time_ns()
 
     def stop(self) -> list[Any]:
-        """The events; everything is as it was before `start`."""
+        """Return the events and restore the state from before `start`."""
         import torch
 
         self.stop_ns = time.time_ns()

@@ -14,7 +14,7 @@ DEEPEST = 3  # lists in lists
 
 
 def of_arrays(name: str, args: tuple[Any, ...]) -> bool:
-    """Whether a call makes a tensor from a list of arrays."""
+    """Return whether a call makes a tensor from a list of arrays."""
     if name not in MAKES:
         return False
     value = args[1] if name == "new_tensor" and len(args) > 1 else args[0] if args else None
@@ -28,7 +28,7 @@ def of_arrays(name: str, args: tuple[Any, ...]) -> bool:
 
 
 class ArrayLists(TorchFunctionMode):
-    """Tells of each such call by its name."""
+    """Reports the name of each such call."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Attention that is written out: a product of queries and keys, a softmax, and a product with values.
+"""Find handwritten attention: a product of queries and keys, a softmax, and a product with values.
 
-While calls are counted, the results of batched products are followed through scaling, masking, softmax and
-dropout to the next product.  Tensors are held weakly: whoever follows them must not keep them alive.
+While calls are counted, this traces the results of batched products through scaling, masking, softmax and
+dropout to the next product.  It holds tensors weakly, so as not to keep them alive.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Where = tuple[Place | None, str | None]  # a line, and the library line it went 
 
 
 class AttentionCalls:
-    """Counts each attention at the line of its last product, and at that of its first."""
+    """Counts each attention at the lines of its last and its first product."""
 
     def __init__(self, user_code: UserCode, count: Callable[[str, Where, str], None]) -> None:
         self._user_code, self._count = user_code, count
@@ -37,7 +37,7 @@ class AttentionCalls:
         self._followed: dict[int, tuple[weakref.ref[Any], Where, bool]] = {}
 
     def see(self, name: str, args: tuple[Any, ...], result: Any, frame: FrameType) -> None:
-        """A call of one of NAMES returned."""
+        """Trace the result of a call of one of NAMES."""
         import torch
 
         if not args or not isinstance(args[0], torch.Tensor) or not isinstance(result, torch.Tensor):

@@ -1,15 +1,15 @@
 """Tensor creations, row accesses, waits for the GPU, copies and recurrent cells, by line.
 
-A torch-function mode sees every call of torch's Python surface on the training thread, and a walk up
-the frames finds the user's line.  That costs about 3 µs per call, so it is on for one or two steps that
-are never timed.  While *attributing* it also notes how long each call took and which autograd sequence
-numbers it consumed: the backward nodes carry the same numbers, so the profiler's backward times can be
-charged to the line whose forward call caused them.  A tensor created in a loop makes more work than its
-creation: calls on the same line that see nothing but such tensors and parameters (an embedding of a
-constant) go away with it, and are charged to the creation as *derived*.
+A torch-function mode sees every call of torch's Python API on the training thread, and a walk up the frames
+finds the user's line.  That costs about 3 µs per call, so it is on for one or two steps that are never timed.
+While *attributing* it also notes how long each call took and which autograd sequence numbers it consumed: the
+backward nodes carry the same numbers, so the profiler's backward times can be charged to the line whose
+forward call caused them.  A tensor created in a loop causes more work than its creation: calls on the same
+line that see only such tensors and parameters (an embedding of a constant) disappear with it, and are charged
+to the creation as *derived*.
 
-Every call that makes the device work is also counted for the module that makes it: a step of many small
-calls is bound by launching them.
+Every call that makes the device work is also counted for the module that makes it: a step of many small calls
+is bound by launching them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ KINDS: dict[str, SiteKind] = {
     **dict.fromkeys(COPY, "copy"),
     **dict.fromkeys(WEIGHTS, "weights"),
 }
-# Views and questions: nothing runs on the device.
+# Views and queries: nothing runs on the device.
 NO_WORK = {
     "__get__", "__set__", "__len__", "__hash__", "__iter__", "size", "dim", "ndimension", "stride", "numel",
     "view", "view_as", "reshape", "transpose", "permute", "t", "unsqueeze", "squeeze", "expand", "expand_as",
@@ -67,7 +67,7 @@ NO_WORK = {
 MOST_SITES = 200
 MOST_CALLERS = 8
 OUTSIDE_MODULES = "outside the model's modules"
-MOST_DERIVED = 2  # calls in a row on one line; a whole model fed from here is not the creation's fault
+MOST_DERIVED = 2  # consecutive calls on one line; a whole model fed from here is not the creation's fault
 
 BackwardSeconds = Callable[[list[tuple[int, int]]], float]
 Key = tuple[SiteKind, str, Place, str | None, str]  # kind, op, place, via, device
@@ -85,13 +85,13 @@ class SiteCounts:
     wide_bytes: int = 0
     # by attributed step and region
     host_s: defaultdict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
-    sequences: list[tuple[int, tuple[int, int]]] = field(default_factory=list)  # with their step
+    sequences: list[tuple[int, tuple[int, int]]] = field(default_factory=list)  # each with its step
     derived_s: float = 0.0
     derived_sequences: list[tuple[int, int]] = field(default_factory=list)
 
 
 class CallSites(TorchFunctionMode):
-    """Counts calls by site; with `attributing` on, their time and their autograd nodes as well."""
+    """Counts calls by site; with `attributing` on, also their time and their autograd nodes."""
 
     def __init__(self, user_code: UserCode, clock: Clock | None = None) -> None:
         super().__init__()
@@ -99,14 +99,14 @@ class CallSites(TorchFunctionMode):
         self.sites: dict[Key, SiteCounts] = {}
         self.differentiable: set[Place] = set()  # lines whose operators made autograd nodes
         self.callers: Counter[CodeType | str] = Counter()  # of operators: a module's forward, an optimizer
-        self._kinds: dict[CodeType, str] = {}  # the class whose forward a code is
+        self._kinds: dict[CodeType, str] = {}  # by code object: the class whose forward it is
         self.num_steps = 0
         self.attributing = False
         self.attributed_steps = 0
         self.called_s: defaultdict[int, float] = defaultdict(float)  # while attributing, by region
-        # tensors made from constants in this step, by identity, each with the creation it goes back to
+        # by identity: tensors made from constants in this step, each with the creation it derives from
         self._derived: dict[int, tuple[torch.Tensor, SiteCounts, Place, int]] = {}
-        self.failure: Exception | None = None  # of ours; from then on nothing is noted
+        self.failure: Exception | None = None  # our own failure; nothing is noted after it
         self._attention = AttentionCalls(user_code, self._count_call)
         self._sequence: Callable[[], int] = torch._C._autograd._get_sequence_nr
 
@@ -159,7 +159,7 @@ class CallSites(TorchFunctionMode):
                 self._note_derived((*args, *kwargs.values()), result, spent_s, sequences)
 
     def note_call(self, op: str, frame: FrameType, device: str, spent_s: float) -> None:
-        """A call that no mode sees; a setting counts at the line that names it."""
+        """Count a call that no mode sees; a setting counts at the line that names it."""
         place, via = self.user_code.place(frame)
         if op == "detect_anomaly":
             place = self.user_code.named(("detect_anomaly", "set_detect_anomaly")) or place
@@ -179,7 +179,7 @@ class CallSites(TorchFunctionMode):
             counts.calls += 1
 
     def _caller(self, frame: FrameType | None) -> CodeType | str:
-        """Whose forward calls an operator: the user's module, else a library's; or which optimizer."""
+        """Return the caller of an operator: a forward, the user's before a library's, or an optimizer."""
         library: str | None = None
         while frame is not None:
             code = frame.f_code
@@ -196,7 +196,7 @@ class CallSites(TorchFunctionMode):
         return library or OUTSIDE_MODULES
 
     def operator_calls(self) -> tuple[OperatorCalls, ...]:
-        """Who calls most operators, per step."""
+        """Return the most frequent callers of operators, per step."""
         return tuple(
             OperatorCalls(
                 caller=caller if isinstance(caller, str) else self._kinds[caller],
@@ -224,7 +224,7 @@ class CallSites(TorchFunctionMode):
             self._derived[id(result)] = (result, counts, place, depth)
 
     def _origin(self, values: tuple[Any, ...]) -> tuple[SiteCounts, Place, int] | None:
-        """The creation all tensors of a call go back to; None when it also sees anything else."""
+        """Return the creation that all tensors of a call derive from; None if it also sees anything else."""
         origin = None
         for value in values:
             if isinstance(value, torch.Tensor):
@@ -275,7 +275,7 @@ class CallSites(TorchFunctionMode):
         return place, counts
 
     def evidence(self, backward_seconds: BackwardSeconds | None) -> tuple[Site, ...]:
-        """Per step; `backward_seconds` gives the backward time of sequence-number intervals."""
+        """Return counts per step; `backward_seconds` gives the backward time of sequence-number intervals."""
         steps = max(1, self.num_steps)
         attributed = max(1, self.attributed_steps)
         sites = [
@@ -327,12 +327,12 @@ def _site(
 
 
 def _is_asked_not_to_wait(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """`x.to(device, non_blocking=True)`, or `True` at its place; no other flag of a copy comes before it."""
+    """Return whether a copy has `non_blocking=True`, also by position: no other flag precedes it."""
     return bool(kwargs.get("non_blocking", next((value for value in args if isinstance(value, bool)), False)))
 
 
 def _refine(kind: SiteKind, name: str, args: tuple[Any, ...]) -> SiteKind | None:
-    """What an indexing expression does depends on the index, and a copy on what it is written to."""
+    """Refine a kind: an index decides what indexing does, and the destination what a copy does."""
     if kind == "weights":
         return kind if args and isinstance(args[0], torch.nn.Parameter) else None
     if name not in ("__getitem__", "__setitem__") or len(args) < 2:

@@ -1,8 +1,8 @@
 """Calls of torch that are not operators, by line, while calls are counted.
 
-Checkpointed parts of a model, `torch.cuda.empty_cache` and `torch.cuda.synchronize` pass no torch-function
-mode, so these few functions are replaced for the counted steps.  Modules inside the model are seen by a hook
-of torch's: which line of the user's calls them, how many there are, and with how many rows.
+Checkpointed parts of a model, `torch.cuda.empty_cache` and `torch.cuda.synchronize` pass through no
+torch-function mode, so these few functions are patched for the counted steps.  A hook of torch's sees the
+modules inside the model: which line of the user's calls them, how many there are, and with how many rows.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def count_calls(note: Note, patches: Patches) -> None:
     apply: Callable[..., Any] = checkpoint.CheckpointFunction.apply
 
     class Counted:
-        """The function of reentrant checkpoints, counted."""
+        """Counts the calls of the function that reentrant checkpoints use."""
 
         @staticmethod
         def apply(*args: Any) -> Any:
@@ -67,7 +67,7 @@ class _Calls:
 
 
 class InnerModules:
-    """Modules with parameters, by the line of the user's that calls them."""
+    """Modules with parameters, by the user's line that calls them."""
 
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
@@ -76,7 +76,7 @@ class InnerModules:
         self.failure: Exception | None = None
 
     def watch(self, patches: Patches) -> None:
-        """Until `patches` are undone."""
+        """Watch module calls until `patches` are undone."""
         from torch.nn.modules.module import register_module_forward_pre_hook
 
         patches.on_undo(register_module_forward_pre_hook(self._note_safely).remove)
@@ -100,7 +100,7 @@ class InnerModules:
         calls.rows[id(module)].add(leading_rows(args))
 
     def evidence(self) -> tuple[InnerCalls, ...]:
-        """Lines that call several modules of a kind, most calls first."""
+        """Return lines that call several modules of a kind, most calls first."""
         several = [item for item in self._calls.items() if len(item[1].rows) >= FEWEST_MODULES]
         return tuple(
             InnerCalls(

@@ -1,8 +1,8 @@
-"""Putting a torch-function mode onto the running thread from inside a hook, and taking it off again.
+"""Install a torch-function mode on the running thread from inside a hook, and remove it again.
 
-The mode stack belongs to the thread, so a mode pushed inside a hook stays after the hook returns.  It
-goes below every mode the script has entered, whose exit pops the top blindly, and just above the
-context of `torch.set_default_device`, which must stay at the bottom; it is taken off by identity.
+The mode stack belongs to the thread, so a mode pushed inside a hook stays after the hook returns.  It goes
+below every mode the script has entered, because their exit pops the top blindly, and just above the context
+of `torch.set_default_device`, which must stay at the bottom.  Removal is by identity.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def insert_mode(mode: Any) -> None:
 
 
 def remove_mode(mode: Any) -> bool:
-    """False when the mode was not on the stack any more."""
+    """Remove a mode; return False if it was no longer on the stack."""
     from torch.overrides import _push_mode
 
     modes = _take_all()

@@ -1,16 +1,15 @@
-"""Which lines make tensors that stay alive, step after step.
+"""Which lines make tensors that stay alive, step after step?
 
-A mode below autograd sees every operator that returns a fresh storage and notes the user's line and a
-weak reference to the storage (not the tensor: views share one).  At the end of each step, what was born in
-an earlier step and is still alive is added up by line.  Parameters, optimizer state and caches are old but
-do not grow; the last step's `loss` and `logits` are alive but not old; a line whose old bytes rise at every
-single boundary is a leak, unless what holds it is bounded.  Growing autograd graphs are looked for as
-well: `total += loss` keeps every step's graph though its buffers are freed.
+A mode below autograd sees every operator that returns a fresh storage and notes the user's line and a weak
+reference to the storage (not the tensor: views share one).  At the end of each step it adds up, by line,
+storages that an earlier step made and that are still alive.  Parameters, optimizer state and caches are old
+but do not grow; the last step's `loss` and `logits` are alive but not old; a line whose old bytes rise at
+every single boundary is a leak, unless its holder is bounded.  Growing autograd graphs are found as well:
+`total += loss` keeps every step's graph though its buffers are freed.
 
-The mode also adds up the arithmetic of matrix products by dtype, since it sees the types that autocast
-chose, the bytes that operators read and write, and the largest tensors.  On a GPU the backward pass runs on
-a thread of its own, with no line of the user's on its stack: what is made there (gradients, no leaks) has no
-place.
+The mode also adds up the arithmetic of matrix products by dtype, since it sees the types that autocast chose,
+the bytes that operators read and write, and the largest tensors.  On a GPU the backward pass runs on a thread
+of its own, with no line of the user's on its stack: tensors made there (gradients, not leaks) have no place.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ _MOST_LINES = 8
 _MOST_HOLDERS = 8
 _MOST_LARGE, _LEAST_LARGE = 8, 1 << 20  # tensors, and their bytes
 _DTYPES = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
-# What a formula for counting operations may raise for arguments it was not written for.
+# What a flop formula may raise for arguments it was not written for.
 _FORMULA_ERRORS = (
     ArithmeticError,
     AssertionError,
@@ -69,7 +68,7 @@ class MemoryRecorder:
 
     def __init__(self, user_code: UserCode, device_type: str) -> None:
         self._user_code, self._device_type = user_code, device_type
-        self.failure: Exception | None = None  # of ours; from then on nothing is noted
+        self.failure: Exception | None = None  # our own failure; nothing is noted after it
         self._births: dict[int, _Birth] = {}
         self._step = 0
         self._marks: list[int] = []  # the autograd order number at every boundary
@@ -91,8 +90,8 @@ class MemoryRecorder:
         _insert(self._mode)
 
     def step_end(self) -> None:
-        """A boundary: what was made before this step began and is alive?"""
-        gc.collect()  # what only a reference cycle holds is no leak
+        """Add up, at a step boundary, what was made before this step and is still alive."""
+        gc.collect()  # what only a reference cycle holds is not a leak
         old: dict[Place | None, tuple[int, int]] = {}
         for birth in list(self._births.values()):
             if birth.step < self._step:
@@ -105,7 +104,7 @@ class MemoryRecorder:
         self._step += 1
 
     def stop(self) -> Memory:
-        """What stayed; everything is as it was before `start`."""
+        """Return what stayed alive and restore the state from before `start`."""
         frame = sys._getframe(1)
         _remove(self._mode)
         if self.failure is not None:
@@ -133,13 +132,13 @@ class MemoryRecorder:
         )
 
     def leave_in_worker(self) -> None:
-        """Take the inherited mode off in a forked worker; nothing is concluded there."""
+        """Remove the inherited mode in a forked worker, without a result."""
         _remove(self._mode)
 
-    # What the mode reports.
+    # -- what the mode reports
 
     def moved(self, values: Any) -> None:
-        """An operator that is more than a view read or wrote these."""
+        """Count the bytes of values that an operator, other than a view, read or wrote."""
         import torch
 
         for value in values:
@@ -150,7 +149,7 @@ class MemoryRecorder:
                 self.moved(value)
 
     def born(self, tensor: Any, frame: FrameType | None, op: str) -> None:
-        """`tensor` came out of the operator `op`, which makes storages."""
+        """Note `tensor`, made by the operator `op` with a fresh storage."""
         import torch
 
         if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
@@ -174,11 +173,11 @@ class MemoryRecorder:
         self._births.pop(birth.key, None)
 
     def computed(self, formula: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """An operator with a known number of operations ran."""
+        """Count the operations of an operator with a known formula."""
         import torch
 
         results = result if isinstance(result, (tuple, list)) else (result,)
-        # a gradient that nobody wants is None, and attention kernels return numbers beside tensors
+        # an unwanted gradient is None, and attention kernels return numbers beside tensors
         types = [each.dtype for each in results if isinstance(each, torch.Tensor)]
         try:
             flops = float(formula(*args, **kwargs, out_val=result))
@@ -190,10 +189,10 @@ class MemoryRecorder:
         dtype = _DTYPES.get(name, "fp8" if name.startswith("float8") else name)
         self._flops[dtype] = self._flops.get(dtype, 0.0) + flops
 
-    # Conclusions.
+    # -- conclusions
 
     def _growing_places(self) -> list[tuple[Place | None, float, float]]:
-        """(line, bytes per step, tensors per step) of lines whose old bytes rose at every boundary."""
+        """Return (line, bytes per step, tensors per step) of lines whose old bytes rose at every boundary."""
         boundaries = self._old_by_place[1:]  # at the first one nothing observed can be old
         if len(boundaries) < FEWEST_BOUNDARIES:
             return []
@@ -232,13 +231,13 @@ class MemoryRecorder:
                     with_graph=holder is None or graph_of(tensor) is not None,
                 )
             )
-        # A graph in a bounded holder has victims too; they are no leak, and only the holder tells.
+        # A graph in a bounded holder has victims too, but only the holder shows that they are not a leak.
         return tuple(found + (victims if found or with_victims else []))
 
     def _holder_among(
         self, tensors: list[Any], frame: FrameType, *, ignored: list[Any]
     ) -> tuple[Holder | None, Any]:
-        """A holder of one of the tensors; several may share a storage, or be held only by a graph."""
+        """Find a holder of one of the tensors; several may share a storage, or only a graph holds them."""
         for tensor in sorted(tensors, key=lambda tensor: graph_of(tensor) is None)[:3]:
             holder = find_holder(tensor, self._user_code, frame=frame, ignored=[*ignored, tensors])
             if holder is not None:
@@ -291,7 +290,7 @@ class MemoryRecorder:
         return self._statistic("allocated_bytes.all.peak")
 
     def _statistic(self, name: str) -> int | None:
-        """The allocator's, of the job so far: resetting them would take them from the job."""
+        """Read a statistic of the allocator over the whole job; resetting it would take it from the job."""
         if self._device_type != "cuda":
             return None
         import torch
@@ -305,7 +304,7 @@ def _rises(series: list[int]) -> bool:
 
 
 def _members(holder: Holder | None) -> list[Any]:
-    """What lies in the innermost container of a holder."""
+    """Return the contents of a holder's innermost container."""
     if holder is None or not holder.containers:
         return []
     container = holder.containers[0]
@@ -313,7 +312,7 @@ def _members(holder: Holder | None) -> list[Any]:
 
 
 def _live_storages() -> Iterator[tuple[int, int, Any]]:
-    """(storage, its bytes, tensor) of every live tensor with ordinary memory."""
+    """Yield (storage, its bytes, tensor) for every live tensor with ordinary memory."""
     import torch
 
     for each in live_objects((torch.Tensor, torch.nn.Parameter)):
@@ -364,14 +363,14 @@ def _tracking_mode(recorder: MemoryRecorder) -> Any:
 
         @classmethod
         def _should_skip_dynamo(cls) -> bool:
-            return False  # or the first operator imports all of dynamo into the job
+            return False  # otherwise the first operator imports all of dynamo into the job
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             result = func(*args, **kwargs)
             if recorder.failure is None:
                 try:
-                    # on a GPU backward runs on a thread of its own, with no Python frame below this one
+                    # on a GPU, backward runs on a thread of its own, with no Python frame below this one
                     note(func, args, kwargs, result, sys._getframe().f_back)
                 except Exception as error:  # noqa: BLE001 - ours; the job's operator has done its work
                     recorder.failure = error
@@ -382,7 +381,7 @@ def _tracking_mode(recorder: MemoryRecorder) -> Any:
 
 
 def _insert(mode: Any) -> None:
-    """Below every mode the job has entered, whose exit takes off the top one, whatever it is."""
+    """Insert below every mode the job has entered, because their exit pops the top one blindly."""
     from torch.utils._python_dispatch import _push_mode
 
     above = _take_all()
@@ -404,7 +403,7 @@ def _remove(mode: Any) -> None:
 
 
 def _take_all() -> list[Any]:
-    """The dispatch modes of this thread, the outermost first, off the stack."""
+    """Pop all dispatch modes of this thread, outermost first."""
     import torch
     from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode
 

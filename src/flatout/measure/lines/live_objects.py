@@ -1,10 +1,10 @@
-"""The garbage collector's objects, walked without harming the threads that make them.
+"""Walk the garbage collector's objects without harming the threads that make them.
 
-A tuple stands in the collector's list while another thread still fills it, and filling it fails ("bad
-argument to internal function") as long as anyone else refers to it: whoever walks that list breaks a thread
-that never heard of us.  So a walk keeps no reference while other threads can run.  `live_objects` filters by
-type inside one call of C code, in which the interpreter never switches threads.  What needs Python code in
-between, like following referrers, runs `alone`.
+A tuple is in the collector's list while another thread still fills it, and filling it fails ("bad argument to
+internal function") as long as anyone else refers to it: walking that list can break an unrelated thread.  So
+a walk keeps no reference while other threads can run.  `live_objects` filters by type inside one call of C
+code, in which the interpreter never switches threads.  Work that needs Python code in between, like following
+referrers, runs `alone`.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any
 
 LONGEST_ALONE_S = 5.0
 OLDER = (1, 2)  # generations
-BEHIND = [None] * 200  # more than a finished `tee` holds on to: the last block of 57 values
+BEHIND = [None] * 200  # more than a finished `tee` keeps: its last block of 57 values
 
 
 def live_objects(types: Iterable[type]) -> list[Any]:
-    """Every object that the collector knows and whose type is exactly one of `types`; never a tuple."""
-    wanted = frozenset(map(id, types))  # not the types: a metaclass may hash by code of its own
+    """Return all objects known to the collector whose type is exactly one of `types`, which exclude tuple."""
+    wanted = frozenset(map(id, types))  # not the types: a metaclass may hash with code of its own
     if id(tuple) in wanted:
         raise ValueError("a tuple may be under construction in another thread")
     with without_collection():
-        gc.collect(0)  # everything is older than the iterators below, which must not find themselves
+        gc.collect(0)  # all objects get older than the iterators below, which must not find themselves
         call: Any = operator.call
         lists = map(call, (*(partial(gc.get_objects, number) for number in OLDER), BEHIND.copy))
         objects, again = tee(chain.from_iterable(lists))
@@ -43,9 +43,8 @@ def live_objects(types: Iterable[type]) -> list[Any]:
 def alone() -> Iterator[None]:
     """Let no other thread run Python code during the block, which must not read files, wait or print.
 
-    The interpreter switches threads when one asks for it after an interval, or where C code lets go of its
-    lock.  A thread that is waiting already asks once more after the old interval: that one is let through
-    first.
+    The interpreter switches threads when one asks for it after an interval, or when C code releases its lock.
+    A thread that is already waiting asks once more after the old interval, so it runs first.
     """
     before_s = sys.getswitchinterval()
     if threading.active_count() == 1:
@@ -75,7 +74,7 @@ def without_collection() -> Iterator[None]:
 
 
 def with_subclasses(kind: type) -> Iterator[type]:
-    """A class and all that derive from it."""
+    """Yield a class and all its subclasses."""
     yield kind
     derived: type
     for derived in kind.__subclasses__():

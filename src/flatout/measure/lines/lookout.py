@@ -1,9 +1,9 @@
-"""Where the training thread is over the whole run: a look at its stack some twenty times a second.
+"""Where the training thread is over the whole run: a sample of its stack some twenty times a second.
 
-An evaluation, a rollout or a checkpoint comes once in many steps, so no pass of a few steps sees it.  These
-looks go on from the start of the job to the end of the observation, at a cost far below 1 % of the job.
-Each carries the time since the one before, and how late it came: a call that never lets go of the
-interpreter's lock delays the look, by up to 5 ms.  Where that call is over by then, the look finds the line
+An evaluation, a rollout or a checkpoint comes once in many steps, so a pass of a few steps misses it.  This
+sampling runs from the start of the job to the end of the observation, at a cost far below 1 % of the job.
+Each sample carries the time since the previous one, and how late it came: a call that never releases the
+interpreter's lock delays the sample, by up to 5 ms.  If that call is over by then, the sample finds the line
 that came after it.
 """
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from flatout.measure.user_code import UserCode
 
 INTERVAL_S = 0.04
-MOST_LOOKS = 20_000  # then every other one is dropped, and half as many are taken
+MOST_LOOKS = 20_000  # beyond this, every other sample is dropped and the rate is halved
 
 Library = Literal["checkpoint", "compilation", "loading"]
 SAVES = ("save_pretrained", "save_checkpoint", "_save_checkpoint", "save_state", "state_dict")
@@ -37,17 +37,17 @@ class Look(NamedTuple):
     """The training thread's stack at one moment."""
 
     time_s: float
-    weight_s: float  # since the look before
+    weight_s: float  # since the previous sample
     places: tuple[Place, ...]  # the user's lines, outermost first
     callee: str | None  # the library's function that the innermost of them calls
     library: Library | None  # what libraries were doing
     in_model: bool
-    in_loader: int | None = None  # the places from here on are called by a loader
-    late_s: float = 0.0  # after it was due: another line held the interpreter's lock
+    in_loader: int | None = None  # a loader calls the places from this index on
+    late_s: float = 0.0  # delay after it was due: another line held the interpreter's lock
 
 
 class Lookout:
-    """Looks at the training thread from `start` to `stop`."""
+    """Samples the training thread from `start` to `stop`."""
 
     def __init__(self, clock: Clock, user_code: UserCode) -> None:
         self._clock, self._user_code = clock, user_code
@@ -64,7 +64,7 @@ class Lookout:
         self._thread.start()
 
     def stop(self) -> None:
-        """Never waits: the thread may be in the middle of a look, and ends after it."""
+        """Stop without waiting: a sample under way ends by itself."""
         self._ended.set()
 
     def _look_around(self) -> None:
@@ -80,7 +80,7 @@ class Lookout:
                 changed_at = self._clock.last
                 region, lines = self._clock.stack[-1], stack_of(self._clock.owner)
                 time_s = now()
-                # where the clock changed between the two, the thread may be in another step by now
+                # if the clock changed between the two, the thread may be in another step by now
                 if lines and region != EXCLUDED and self._clock.last == changed_at:
                     look = self._look(lines, region, time_s, time_s - before_s)
                     self.looks.append(look._replace(late_s=late_s))
@@ -124,7 +124,7 @@ class Lookout:
 
 
 def what_it_does(code: CodeType) -> Library | None:
-    """Say what a library function is for, if that distinguishes kinds of stalls."""
+    """Return what a library function is for, if that distinguishes kinds of stalls."""
     path = code.co_filename.replace("\\", "/")
     if any(part in path for part in COMPILING):
         return "compilation"

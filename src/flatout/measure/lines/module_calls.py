@@ -1,4 +1,4 @@
-"""Outermost model calls by line: how many a step makes, and with how many rows each."""
+"""Outermost model calls by line: how many per step, and with how many rows each."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class _Calls:
     autocast: str | None = None
     modules: set[int] = field(default_factory=set)
     shapes: set[tuple[Any, ...]] = field(default_factory=set)  # of the modules' parameters
-    in_turn: bool = False  # one is given what another has computed
+    in_turn: bool = False  # one gets what another has computed
     records: bool = False  # gradients of what was computed from plain inputs
-    reached: bool = False  # a backward pass came to what was computed here
+    reached: bool = False  # a backward pass reached what was computed here
     parameters: set[int] = field(default_factory=set)
 
 
 class ModuleCalls:
-    """Filled during the counting steps."""
+    """Outermost model calls, filled during the counting steps."""
 
     def __init__(self, user_code: UserCode) -> None:
         self.user_code = user_code
@@ -65,7 +65,7 @@ class ModuleCalls:
             computed.register_hook(note_reached)
 
     def evidence(self, optimizers: Iterable[Any] = ()) -> tuple[ModuleCall, ...]:
-        """Per step; `optimizers` tell whose gradients anybody wants."""
+        """Return calls per step; `optimizers` show which gradients are used."""
         steps = max(1, self.num_steps)
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         trained = {id(parameter) for group in groups for parameter in group["params"]}
@@ -90,7 +90,7 @@ class ModuleCalls:
 
 
 def _first_recorded(result: Any) -> Any:
-    """A tensor of a result through which gradients would flow."""
+    """Return a tensor in a result through which gradients would flow."""
     values = result.values() if isinstance(result, dict) else result
     for value in values if isinstance(result, (dict, tuple, list)) else (result,):
         if getattr(value, "grad_fn", None) is not None:
@@ -103,13 +103,13 @@ def leading_rows(values: Any) -> int | None:
 
     for value in values:
         if isinstance(value, torch.Tensor) and value.dim() > 0:
-            # a vector of floats is one sample without a batch; one of whole numbers may be a batch of indices
+            # a float vector is one sample without a batch; an integer vector may be a batch of indices
             return 1 if value.dim() == 1 and value.is_floating_point() else int(value.shape[0])
     return None
 
 
 def active_autocast() -> str | None:
-    """The dtype of the autocast that is on right here, of any device."""
+    """Return the dtype of the autocast that is active here, on any device."""
     import torch
 
     for device in ("cuda", "cpu"):

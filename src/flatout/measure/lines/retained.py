@@ -1,15 +1,15 @@
-"""Who keeps a tensor alive, and how much of an autograd graph hangs on it.
+"""Who keeps a tensor alive, and how much of an autograd graph does it hold?
 
-A tensor lives as long as something refers to it.  Starting from the tensor, referrers are followed up
-through lists, dicts and tuples until one of them has a name: a local variable of a running function, a
-global, an attribute, a variable that a closure has captured.  Tensors that only a graph has saved have no
-Python referrer at all: they are victims, and whoever holds the graph is the holder.
+A tensor lives as long as something refers to it.  Starting from the tensor, this follows referrers up through
+lists, dicts and tuples until one of them has a name: a local variable of a running function, a global, an
+attribute, a variable that a closure has captured.  Tensors that only a graph has saved have no Python
+referrer at all: they are victims, and the holder is whoever holds the graph.
 
-A graph is reached from a tensor's `grad_fn`.  Its nodes carry the order in which they were made, so
-"made before this step began, yet still reachable" is a matter of comparing two numbers.
+A graph is reached from a tensor's `grad_fn`.  Its nodes carry the order in which they were made, so "made
+before this step began, yet still reachable" is a comparison of two numbers.
 
-Referrers of a tensor may be tuples that another thread still fills, so they are followed `alone`.  Sources
-are read before: reading a file lets other threads run.
+Referrers of a tensor may be tuples that another thread still fills, so the walk runs `alone`.  Sources are
+read first, because reading a file lets other threads run.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class Holder:
 
     name: str
     place: Place | None
-    containers: tuple[Any, ...] = ()  # from the one that holds the object to the one that has the name
+    containers: tuple[Any, ...] = ()  # from the one that holds the object to the one with the name
 
 
 def find_holder(
     tensor: Any, user_code: UserCode, *, frame: FrameType | None = None, ignored: Sequence[Any] = ()
 ) -> Holder | None:
-    """The nearest holder; `frame` is where the user's frames are looked for (the caller's by default)."""
+    """Return the nearest holder; the user's frames are searched from `frame` up (default: the caller's)."""
     frames = [each for each in _stack(frame or sys._getframe(1)) if user_code.is_user(each.f_code)]
     modules = {
         id(vars(module)): module for module in list(sys.modules.values()) if type(module) is ModuleType
@@ -65,7 +65,7 @@ def find_holder(
 
 
 def held(tensors: Sequence[Any], user_code: UserCode, *, frame: FrameType) -> list[Any]:
-    """Those of `tensors` that a Python object or a variable refers to; the others only a graph has saved."""
+    """Return those of `tensors` that a Python object or variable refers to; only a graph holds the others."""
     among = {id(tensor) for tensor in tensors}
     found: set[int] = set()
     for each in _stack(frame):
@@ -80,9 +80,9 @@ def held(tensors: Sequence[Any], user_code: UserCode, *, frame: FrameType) -> li
 
 
 def does_not_grow(found: Holder, sizes_before: dict[int, int]) -> bool:
-    """Whether the holder is bounded: a deque with a limit, or containers as large as they were before.
+    """Return whether the holder is bounded: a deque with a limit, or containers that have not grown.
 
-    `sizes_before` has the length of every container that was there before, by id.
+    `sizes_before` maps the id of every earlier container to its length.
     """
     if any(type(container) is deque and container.maxlen is not None for container in found.containers):
         return True
@@ -91,7 +91,7 @@ def does_not_grow(found: Holder, sizes_before: dict[int, int]) -> bool:
 
 
 def container_sizes() -> dict[int, int]:
-    """The length of every list, dict, set and deque, by id."""
+    """Return the length of every list, dict, set and deque, by id."""
     return {id(each): len(each) for each in live_objects(_GROWABLE)}
 
 
@@ -108,7 +108,7 @@ class _Search:
     ) -> None:
         self.user_code, self.frames, self.modules = user_code, frames, modules
         self.ignored = ignored | {id(frames), id(modules), id(self.__dict__), id(ignored)}
-        self.queued: list[tuple[Any, tuple[Any, ...]]] = []  # kept, so that no id is used again
+        self.queued: list[tuple[Any, tuple[Any, ...]]] = []  # kept, so that no id is reused
         self.second_best: Holder | None = None  # a name that is not the user's
 
     def run(self, tensor: Any) -> Holder | None:
@@ -182,7 +182,7 @@ class _Search:
         return None
 
     def _from_attribute(self, owner: Any, name: str, containers: tuple[Any, ...]) -> Holder | None:
-        """An attribute; where the class is not the user's, only if nothing better turns up."""
+        """Return an attribute; if the class is not the user's, only when nothing better turns up."""
         shown = f"{type(owner).__name__}.{name}"
         for file in self._files_of(type(owner)):
             store = find_store(self.user_code.absolute(file), name, attribute=True)
@@ -194,7 +194,7 @@ class _Search:
         return None
 
     def _files_of(self, owner: type) -> Iterator[str]:
-        """Files of the user in which an attribute of `owner` may be stored: its classes' first."""
+        """Yield files of the user that may store an attribute of `owner`, those of its classes first."""
         modules = [sys.modules.get(base.__module__) for base in owner.__mro__]
         files = [getattr(module, "__file__", None) for module in modules]
         files += [frame.f_code.co_filename for frame in self.frames]
@@ -222,7 +222,7 @@ class _Search:
 
 
 def _is_a(each: Any, *classes: type) -> bool:
-    # Not isinstance: it asks a proxy for its class, and a dead one raises.
+    # Not isinstance: it asks a proxy for its class, and a dead proxy raises.
     return issubclass(type(each), classes)
 
 
@@ -233,10 +233,10 @@ def _stack(frame: FrameType | None) -> Iterator[FrameType]:
 
 
 def _locals(frame: FrameType) -> list[tuple[str, Any]]:
-    """The variables of a frame.
+    """Return the variables of a frame.
 
-    Up to Python 3.12 `f_locals` of a function is a copy that the frame keeps, and which would keep every
-    value alive; it is emptied again unless the function has taken it with `locals()` itself.
+    Up to Python 3.12 `f_locals` of a function is a copy that the frame keeps, which would keep every value
+    alive; it is emptied again unless the function itself has called `locals()`.
     """
     variables = frame.f_locals
     found = list(variables.items())
@@ -252,7 +252,7 @@ def _attributes(owner: Any) -> list[tuple[str, Any]]:
 
 
 def _namespace(owner: Any) -> dict[str, Any] | None:
-    # Not getattr: proxies answer for somebody else, and properties run code.
+    # Not getattr: proxies answer for another object, and properties run code.
     try:
         found = object.__getattribute__(owner, "__dict__")
     except AttributeError:
@@ -266,10 +266,10 @@ def _span(code: Any) -> tuple[int, int]:
 
 
 def old_nodes(tensors: Iterable[Any], *, before: int) -> list[list[int]]:
-    """For each tensor the order numbers of the nodes its graph adds that were made before `before`.
+    """Return, for each tensor, the order numbers of its graph's nodes that were made before `before`.
 
-    Tensors are taken in the order given and a node counts for the first that reaches it.  Leaves are not
-    counted.  Old nodes are followed first, and after `MOST_NODES` in all nothing further is.
+    Tensors are taken in the given order, and a node counts for the first that reaches it.  Leaves do not
+    count.  Old nodes are followed first, and the walk stops after `MOST_NODES` in all.
     """
     seen: set[Any] = set()
     found = []
@@ -293,7 +293,7 @@ def old_nodes(tensors: Iterable[Any], *, before: int) -> list[list[int]]:
 
 
 def tensors_with_graph() -> list[Any]:
-    """Every live tensor that is the result of a differentiable operation, the oldest first."""
+    """Return every live tensor that a differentiable operation made, oldest first."""
     import torch
 
     found = [
@@ -305,10 +305,10 @@ def tensors_with_graph() -> list[Any]:
 
 
 def graph_of(tensor: Any) -> Any:
-    """The node a tensor came from; None for a leaf."""
+    """Return the node that made a tensor; None for a leaf."""
     if not tensor.requires_grad:
         return None
     try:
         return tensor.grad_fn
-    except RuntimeError:  # a view whose base was changed in a way that autograd refuses to follow
+    except RuntimeError:  # a view whose base was changed in a way that autograd cannot follow
         return None

@@ -1,14 +1,14 @@
-"""Which lines of the user's code the training thread is in, by looking at its stack many times a second.
+"""Which lines of the user's code is the training thread in?  Sample its stack many times a second.
 
 Counting operators names lines that call torch; a log loop, a queue or a simulator calls none and shows only
-as time of the step that no phase explains.  A second thread looks at the training thread's stack at uneven
-intervals and notes the phase it is in and the user's lines on its stack, outermost first.
+as step time that no phase explains.  A second thread samples the training thread's stack at uneven intervals
+and notes the current phase and the user's lines on the stack, outermost first.
 
-A look needs the interpreter's lock.  Lines that let go of it (torch's operators) would be seen sooner than
-lines that hold it (Python's own loops), so meanwhile a thread that asks for it gets it within 0.02 ms instead
-of 5, and the looking thread asks on time: Linux lets a thread sleep 0.05 ms longer than it wants to.  In a
-function that spends 0.07 ms in Python and 0.008 in torch, 14 % of the looks are then at torch's line, and
-98 % without both.  That slows the job, so the steps of this pass are never timed.
+A sample needs the interpreter's lock.  Lines that release it (torch's operators) would be sampled sooner than
+lines that hold it (Python's own loops).  So during this pass a thread that asks for the lock gets it within
+0.02 ms instead of 5, and the sampling thread wakes on time: by default Linux lets a thread sleep 0.05 ms too
+long.  In a function that spends 0.07 ms in Python and 0.008 in torch, 14 % of the samples then find torch's
+line, and 98 % without both.  That slows the job, so the steps of this pass are never timed.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ Found = Counter[tuple[int, tuple[Place, ...], str | None]]
 
 
 def stack_of(thread: int) -> list[tuple[CodeType, int]]:
-    """The lines on the stack of a thread, innermost first; none where it has ended.
+    """Return the lines on the stack of a thread, innermost first; none if it has ended.
 
-    The thread would go on while Python code follows its frames, and in Python 3.11 a frame that ends while
-    the one behind it is asked for gives what now lies in its memory, or a crash.  So all frames are followed
-    in one call in C, during which no other thread runs.  Garbage that is collected meanwhile would run Python
-    code, its listeners' and destructors', so the same call stops the collector and lets it go on.
+    If Python code followed the frames, the thread would run on meanwhile, and in Python 3.11 a frame that
+    ends while the one behind it is read gives whatever its memory then holds, or a crash.  So one C call
+    follows all frames, during which no other thread runs.  A garbage collection in that call would run Python
+    code (listeners and destructors), so the call also pauses the collector.
     """
     lines: list[tuple[CodeType, int]] = []
     was_enabled: list[bool] = []
@@ -73,13 +73,13 @@ def stack_of(thread: int) -> list[tuple[CodeType, int]]:
 
 
 def wake_on_time() -> None:
-    """Let the calling thread sleep no longer than it asks to, where that is Linux's doing."""
+    """Let the calling thread sleep no longer than it asks to, on Linux."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(SET_TIMER_SLACK, LEAST_SLACK_NS, 0, 0, 0)
 
 
 class StackSampler:
-    """Looks at the training thread from `start` to `stop`."""
+    """Samples the training thread from `start` to `stop`."""
 
     def __init__(self, clock: Clock, user_code: UserCode) -> None:
         self._clock, self._user_code = clock, user_code
@@ -97,9 +97,9 @@ class StackSampler:
         self._steps.append(Counter())
 
     def stop(self, *, steps_s: Sequence[float], differentiable: Collection[Place] = ()) -> Stacks:
-        """What was seen in steps of `steps_s` seconds; those far longer than usual hold something else.
+        """Return the samples of steps that took `steps_s`, without steps far longer than usual.
 
-        `differentiable` are lines that are known to compute the loss.
+        `differentiable` holds lines that are known to contribute to the loss.
         """
         self._ended.set()
         self._thread.join()
@@ -132,7 +132,7 @@ class StackSampler:
             try:
                 changed_at, found = self._clock.last, self._steps[-1]
                 region, lines = self._clock.stack[-1], stack_of(self._clock.owner)
-                if self._clock.last == changed_at:  # else the thread went on between the two
+                if self._clock.last == changed_at:  # otherwise the thread moved on between the two
                     self._look(region, lines, found)
             except Exception as error:  # noqa: BLE001 - ours; the job goes on without this instrument
                 self.failure = error

@@ -1,8 +1,8 @@
-"""The line that puts a value into a name: `losses.append(loss)`, `total += loss`, `self.h = h`.
+"""Find the line that stores a value under a name: `losses.append(loss)`, `total += loss`, `self.h = h`.
 
-What keeps a tensor alive is an object; what its owner wants to see is the line that stored it there.
-The source is searched for stores into the name, and the likeliest is chosen: one that makes something
-grow or feeds a value back into itself, inside a loop, rather than an initial `losses = []`.
+An object keeps a tensor alive; its owner needs to see the line that stored it there.  This searches the
+source for stores into the name and chooses the likeliest: one that makes something grow or feeds a value back
+into itself, inside a loop, rather than an initial `losses = []`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Store:
 def find_store(
     path: str, name: str, *, attribute: bool = False, lines: tuple[int, int] | None = None
 ) -> Store | None:
-    """The likeliest store into `name` in the file at `path`; within `lines` when they are given."""
+    """Return the likeliest store into `name` in the file at `path`, within `lines` if they are given."""
     stores = [
         store
         for store in stores_of(path)
@@ -54,9 +54,9 @@ def find_store(
     return max(stores, key=lambda store: (*store.likelihood, -store.line), default=None)
 
 
-@functools.cache  # without a limit: every search asks for all files of the user's modules, in one order
+@functools.cache  # unlimited: every search reads all files of the user's modules, in one order
 def stores_of(path: str) -> tuple[Store, ...]:
-    """Every store of a source file; none when it cannot be read or parsed."""
+    """Return every store of a source file; none when it cannot be read or parsed."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -89,7 +89,7 @@ def _stores(node: ast.AST, *, function: tuple[str, ...], in_loop: bool) -> Itera
 
 
 def _targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None, bool, int]]:
-    """(what is stored into, the value, whether it grows by it, the line) of one statement or call."""
+    """Yield (target, value, whether the target grows by it, line) for one statement or call."""
     if isinstance(node, ast.Assign):
         for target in node.targets:
             for part in target.elts if isinstance(target, (ast.Tuple, ast.List)) else (target,):
@@ -108,7 +108,7 @@ def _targets(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None, bool, i
 
 
 def _named(target: ast.expr) -> tuple[str, bool, bool, bool] | None:
-    """(name, is it an attribute, of self, through a subscript) of what is stored into."""
+    """Return (name, is an attribute, of self, through a subscript) for the target of a store."""
     subscripted = False
     while isinstance(target, (ast.Subscript, ast.Starred)):
         subscripted = subscripted or isinstance(target, ast.Subscript)

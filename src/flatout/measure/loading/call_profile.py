@@ -1,7 +1,7 @@
-"""Which lines build a batch by gluing arrays together: calls counted while one batch is made.
+"""Which lines build a batch by concatenating arrays: count calls while one batch is made.
 
-`sys.setprofile` sees every call of the data path, NumPy's as well as torch's, in a worker process as
-well as in the main one.  It is on for a single batch that is never timed.
+`sys.setprofile` sees every call of the data path, NumPy's and torch's, in a worker process as well as in the
+main one.  It is on for a single batch, which is never timed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MODE = "__torch_function__"
 
 
 class CallProfile:
-    """Counts calls of NumPy and torch made directly by lines of the user's code."""
+    """Counts calls of NumPy and torch that lines of the user's code make directly."""
 
     def __init__(self, user_code: UserCode) -> None:
         self.user_code = user_code
@@ -34,7 +34,7 @@ class CallProfile:
         self._mode: Any = None
 
     def start(self) -> None:
-        """Does nothing beside a profiler of the job's own: cProfile could not be put back."""
+        """Start, unless the job has a profiler of its own: cProfile could not be restored."""
         from flatout.measure.lines.array_lists import ArrayLists
 
         self._running = sys.getprofile() is None
@@ -85,7 +85,7 @@ class CallProfile:
 
 
 def _library_of(function: Any) -> str | None:
-    """The package of a C function; torch's carry it on the class they are bound to."""
+    """Return the package of a C function; torch's functions carry it on the class they are bound to."""
     module = getattr(function, "__module__", None) or type(getattr(function, "__self__", None)).__module__
     root = str(module).partition(".")[0]
     owner = type(getattr(function, "__self__", None)).__name__

@@ -1,7 +1,7 @@
-"""The lines that batches are made in: looks at the stack of the process that fetches and collates them.
+"""The lines that make batches: stack samples of the process that fetches and collates them.
 
-A worker looks at itself while it makes a few early batches, which are never timed; what it found rides with
-them to the training process.  Without workers the training thread's own stacks tell the same.
+A worker samples itself while it makes a few early batches, which are never timed; the samples travel with the
+batches to the training process.  Without workers, the training thread's own samples tell the same.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MOST_LINES = 20
 
 
 class FetchStacks:
-    """Looks at the thread that made it whenever that thread makes a batch."""
+    """Samples the thread that made it while that thread makes a batch."""
 
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
@@ -44,12 +44,12 @@ class FetchStacks:
         return self._num_looks >= ENOUGH_LOOKS or self._num_batches >= MOST_BATCHES
 
     def begin(self) -> None:
-        """The caller makes a batch from here on; what is above it on the stack is not the dataset's."""
+        """Start sampling a batch; frames above the caller do not belong to the dataset."""
         self._border = sys._getframe(1).f_code
         self._busy.set()
 
     def end(self) -> tuple[FetchLine, ...]:
-        """What was found while the batch was made."""
+        """Return what was found while the batch was made."""
         self._busy.clear()
         self._num_batches += 1
         found, self._found = self._found, Counter()
@@ -84,7 +84,7 @@ class FetchStacks:
 
 
 def lines_of(found: Found) -> tuple[FetchLine, ...]:
-    """Lines with the looks that found them, most first; None is what no line of the user's holds."""
+    """Return lines with their sample counts, most first; None stands for no line of the user's."""
     return tuple(
         FetchLine(place=place, in_collate=in_collate, samples=samples, library=library)
         for (place, in_collate, library), samples in found.most_common(MOST_LINES)
@@ -92,9 +92,9 @@ def lines_of(found: Found) -> tuple[FetchLine, ...]:
 
 
 def fetch_lines(stacks: Stacks, *, collate: Place | None) -> tuple[FetchLine, ...]:
-    """The same from looks at a training thread that makes its batches itself.
+    """Return the same lines from samples of a training thread that makes its batches itself.
 
-    Functions that are on the stack in other phases too are the training loop's, which asks for a batch.
+    Functions that are on the stack in other phases too belong to the training loop, which asks for a batch.
     """
     loop = {_function(place) for path in stacks.paths if path.phase != "wait" for place in path.places}
     found: Found = Counter()

@@ -1,6 +1,6 @@
 """How ragged the samples of a batch are, and what padding them costs.
 
-Looked at between fetching and collating, where samples still have their own length.
+Samples are inspected between fetching and collating, while they still have their own length.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_FIELDS = 32
 
 
 def sample_lengths(samples: Sequence[Any]) -> list[int] | None:
-    """The length of each sample in its longest ragged field; None when no field is ragged."""
+    """Return the length of each sample in its longest ragged field; None when no field is ragged."""
     fields: dict[object, list[int]] = {}
     for sample in samples:
         for key, length in _field_lengths(sample):
@@ -46,7 +46,7 @@ def _field_lengths(sample: Any) -> list[tuple[object, int]]:
 
 
 def is_padded(batch: Any, lengths: Sequence[int]) -> bool:
-    """Some array of the batch is samples × at least the longest length."""
+    """Return whether some array of the batch has the shape samples × at least the longest length."""
     longest = max(lengths)
     return any(
         len(array.shape) >= 2 and longest <= max(array.shape[1:]) and array.shape[0] == len(lengths)
@@ -55,7 +55,7 @@ def is_padded(batch: Any, lengths: Sequence[int]) -> bool:
 
 
 def summarise(batches: Sequence[Sequence[int]]) -> Lengths | None:
-    """Padding as it was, and as it would be with samples of like length batched together."""
+    """Summarise padding as it was, and as it would be with samples of similar length batched together."""
     if not batches:
         return None
     everything = sorted(length for lengths in batches for length in lengths)

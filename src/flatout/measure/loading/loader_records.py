@@ -1,4 +1,4 @@
-"""What is noted of one DataLoader, and the evidence it becomes."""
+"""The notes on one DataLoader, and the evidence they become."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MOST_KEPT = 16
 
 @dataclass(slots=True)
 class LoaderRecord:
-    """Everything noted of one DataLoader."""
+    """Everything noted about one DataLoader."""
 
     loader: Any  # weak reference
     place: Place | None
@@ -38,14 +38,14 @@ class LoaderRecord:
     kept_bytes: int | None = None  # of the first kept batch
     copies: bool = False  # the script changes its batches in place
     iter_s: float = 0.0
-    end_s: float = 0.0  # of the epoch before
+    end_s: float = 0.0  # of the previous epoch
     first: bool = False  # the next batch is the first of its epoch
     given: int = 0  # batches handed out in this epoch
     served: int = 0  # kept batches handed out in this counterfactual block
     queued_before: int | None = None  # finished batches in the queue when serving began
     step_at_last_batch: int | None = None
     trains: bool = False
-    stood_in: int = 0  # kept batches handed out and real ones thrown away in this epoch
+    stood_in: int = 0  # kept batches served and real ones discarded in this epoch
 
     def note_lines(self, lines: tuple[FetchLine, ...]) -> None:
         for line in lines:
@@ -80,7 +80,7 @@ class LoaderRecord:
 
 
 def configuration(loader: Any) -> dict[str, Any]:
-    """The fields of `Loader` that a DataLoader itself provides."""
+    """Return the fields of `Loader` that a DataLoader itself provides."""
     from torch.utils.data import IterableDataset, Subset
 
     try:
@@ -102,7 +102,7 @@ def configuration(loader: Any) -> dict[str, Any]:
 
 
 def place_of_function(user_code: UserCode, function: Any) -> Place | None:
-    """Where a function, a method, a partial of one or a callable object of the user is defined."""
+    """Return where the user defines a function, a method, a partial or a callable object."""
     while isinstance(function, functools.partial):
         function = function.func
     function = getattr(function, "__func__", function)

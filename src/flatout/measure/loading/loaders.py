@@ -1,10 +1,10 @@
 """DataLoaders as the training process sees them: waits, epochs, and batches served again.
 
 Iteration is observed at `_BaseDataLoaderIter.__next__`, below every wrapper (generators, Accelerate,
-Lightning, the Hugging Face Trainer), so no script has to change.  In a counterfactual block the batches
-of the real block before it are served again, in the same order, while the real loader rests.  Its
-workers go on filling their queue meanwhile; what they are ahead when real batches are wanted again is
-thrown away unseen, or the following real steps would look faster than they are.
+Lightning, the Hugging Face Trainer), so no script has to change.  A counterfactual block serves the batches
+of the previous real block again, in the same order, while the real loader rests.  Its workers keep filling
+their queue meanwhile; the surplus is thrown away unseen before real batches resume, or the following real
+steps would look faster than they are.
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ class LoaderWatch:
         self.pid = os.getpid()
         self.records: list[LoaderRecord] = []
         self._by_loader: weakref.WeakKeyDictionary[Any, LoaderRecord] = weakref.WeakKeyDictionary()
-        # by dataset: a loader that a framework makes anew keeps the user's line
+        # by dataset: a loader that a framework rebuilds keeps the user's line
         self._places: dict[int, tuple[weakref.ref[Any], Place, str | None]] = {}
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
         self._worker_loop = WorkerLoop(user_code.folder)
-        self._latest: LoaderRecord | None = None  # whose batch was asked for last
-        self._plain: LoaderRecord | None = None  # the iterable of a library diagnosis
+        self._latest: LoaderRecord | None = None  # the one asked for a batch last
+        self._plain: LoaderRecord | None = None  # the iterable passed to a library diagnosis
         self.serving: str | None = None  # None, "cached" or "half"
         self.stand_in: Callable[[], Any] | None = None  # gives batches in place of the kept ones
         self.unwatched = False  # loaders made and iterated meanwhile are ours
         self.keeping = False
         self.recording = True
-        self.counts_rows = True  # in every timed step on real batches; a statement left out changes the waits
+        self.counts_rows = True  # in every timed step on real batches; removing a statement changes the waits
         self.num_steps = 0  # optimizer steps so far, told by the observer
         self.num_batches = 0
         self.rows: int | None = None
         self.epoch_began = self.training_epoch_began = False
-        self.fell_back = False  # a real batch had to be given where a kept one was wanted
+        self.fell_back = False  # a real batch had to be served in place of a kept one
         self.cannot_halve: str | None = None  # why
         self.mutated = False
 
@@ -99,14 +99,14 @@ class LoaderWatch:
             start = now()
             try:
                 iterator: Any = loader_iter(loader)
-                iterator._flatout_record = record  # one with persistent workers may be older than the watch
-                if not loader.persistent_workers:  # else the loader holds the iterator
+                iterator._flatout_record = record  # with persistent workers it may be older than the watch
+                if not loader.persistent_workers:  # otherwise the loader holds the iterator
                     iterator._flatout_loader = loader
                 return iterator
             finally:
                 watch._begin_epoch(record, now() - start)
                 watch.training_epoch_began |= record.trains
-                # starting workers disturbs the step, though it is no part of it
+                # starting workers disturbs the step, though it is not part of it
                 watch.fell_back |= region == EXCLUDED and record.config["num_workers"] > 0
                 watch.clock.leave()
 
@@ -140,12 +140,12 @@ class LoaderWatch:
         patches.on_undo(lambda: self._let_go(process_data))
 
     def _let_go(self, process_data: Callable[[Any, Any, Any], Any]) -> None:
-        """Hold no batch any longer; workers that outlive the watch go on sending figures to be taken off."""
+        """Release all batches; workers that outlive the watch keep sending figures, which are stripped."""
         for record in self.records:
             record.kept.clear()
         for iterator in self.iterators:
             if getattr(iterator, "_workers", None):
-                # by proxy: the iterator's end is what ends its workers
+                # a proxy: the iterator's end is what ends its workers
                 iterator._process_data = functools.partial(process_data, weakref.proxy(iterator))
 
     def is_training_thread(self) -> bool:
@@ -190,7 +190,7 @@ class LoaderWatch:
         self.epoch_began = True
 
     def forget_step(self) -> None:
-        """A step begins: nothing has happened in it yet."""
+        """Reset the notes on the current step."""
         self.epoch_began = self.training_epoch_began = self.fell_back = False
 
     # -- one batch
@@ -202,13 +202,13 @@ class LoaderWatch:
         length = record.config["num_batches"]
         complete = length is not None and record.given >= length
         if complete and record.stood_in:
-            # kept batches stood in for real ones in this epoch: end it where it would have ended
+            # kept batches replaced real ones in this epoch: end it where it would have ended
             start = now()
             if getattr(iterator, "_workers", None) and not iterator._persistent_workers:
                 iterator._shutdown_workers()
             record.end_s = now() - start
             raise StopIteration
-        # a complete epoch ends by itself: one more batch would move the next epoch
+        # a complete epoch ends by itself: one more batch would shift the next epoch
         if self.serving is not None and record.trains and not complete:
             batch = self._serve(iterator, record)
             if batch is not None:
@@ -228,9 +228,9 @@ class LoaderWatch:
         return batch
 
     def _note_steps(self, *records: LoaderRecord | None) -> None:
-        """Training is where steps follow a loader's batches: inside its epoch, or before any other batch.
+        """Mark a loader as training if steps follow its batches, in its epoch or before another batch.
 
-        The steps between two epochs say nothing: those of an evaluation have the training between them.
+        Steps between two epochs prove nothing: between two evaluations lies the training.
         """
         for record in (self._latest, *records):
             if record is not None and self.num_steps > (record.step_at_last_batch or 0):
@@ -319,7 +319,7 @@ class LoaderWatch:
         before, record.queued_before = record.queued_before or 0, None
         try:
             with self.clock.excluded():
-                # no more than were asked for by then: a fast worker fills the queue again meanwhile
+                # at most as many as were requested by then: a fast worker refills the queue meanwhile
                 for _ in range(len(getattr(iterator, "_task_info", ()))):
                     if _num_queued(iterator) <= before:
                         break
@@ -332,7 +332,7 @@ class LoaderWatch:
     def begin_serving(self, arm: str | None) -> None:
         """Serve kept batches from here on (arm "cached", "half" or "one"), or real ones (None).
 
-        Workers first make what they were asked for: else they take cores from steps that need none of it.
+        Workers first finish the batches they were asked for, or they take cores from steps without loading.
         """
         self.serving = arm
         if arm is not None:
@@ -341,7 +341,7 @@ class LoaderWatch:
             record.served = 0
 
     def _let_workers_rest(self) -> None:
-        """Wait, not for long, until they have made every batch that they were asked for."""
+        """Wait, but not long, until the workers have made every batch they were asked for."""
         working = [each for each in self.iterators if getattr(each, "_workers", None)]
         for iterator in working:
             record: LoaderRecord = iterator._flatout_record
@@ -356,14 +356,14 @@ class LoaderWatch:
         return next((record for record in self.records if record.trains), None)
 
     def training_loader(self) -> Any | None:
-        """Return the loader that is trained on; None if it is gone or is not a DataLoader."""
+        """Return the training loader; None if it is gone or is not a DataLoader."""
         record = self.trained_on()
         return record.loader() if record is not None and record.loader is not None else None
 
     # -- records
 
     def note_made(self, loader: Any, place: Place | None) -> None:
-        """A loader, or any iterable, that is older than the watch; one that it saw being made is known."""
+        """Note a loader, or any iterable, that is older than the watch; skip it if it is already known."""
         from torch.utils.data import DataLoader
 
         if not isinstance(loader, DataLoader):
@@ -377,7 +377,7 @@ class LoaderWatch:
         if known is not None and known[0]() is dataset and via is not None:
             _, place, via = known
         elif place is not None:
-            with contextlib.suppress(TypeError):  # a list cannot be referred to weakly
+            with contextlib.suppress(TypeError):  # a list cannot be weakly referenced
                 self._places[id(dataset)] = (weakref.ref(dataset), place, via)
         record = LoaderRecord(loader=weakref.ref(loader), place=place, config={}, via=via)
         self._by_loader[loader] = record
@@ -410,13 +410,13 @@ class LoaderWatch:
         return record
 
     def _made_again(self, record: LoaderRecord) -> LoaderRecord | None:
-        """The record of a loader that one line makes anew, every epoch for instance."""
+        """Return the record of a loader that one line rebuilds, every epoch for instance."""
         alike = [
             known
             for known in self.records
             if known.place is not None and known.place == record.place and known.config == record.config
         ]
-        # the loader before may be held for a moment, by a look at the stack or by a cycle of references
+        # the previous loader may live a moment longer, held by a stack sample or a reference cycle
         for wait in (None, functools.partial(time.sleep, BRIEFLY_S), gc.collect) if alike else ():
             if wait is not None:
                 with self.clock.excluded() if self.is_training_thread() else contextlib.nullcontext():
@@ -434,7 +434,7 @@ class LoaderWatch:
 
 
 class _PlainIterator:
-    """An ordinary iterator in the shape `LoaderWatch._next` knows."""
+    """An ordinary iterator with the interface that `LoaderWatch._next` expects."""
 
     _flatout_times = None
     _num_workers = None
@@ -447,12 +447,12 @@ class _PlainIterator:
 
 
 def _num_queued(iterator: Any) -> int:
-    """Finished batches that wait in the loader's queues."""
+    """Return the number of finished batches in the loader's queues."""
     queue = getattr(iterator, "_data_queue", None)
     if queue is None:
         return 0
     try:
         queued = int(queue.qsize())
     except NotImplementedError:
-        return 0  # macOS cannot count what is in a pipe
+        return 0  # macOS cannot count the items in a pipe
     return queued + sum(len(info) == 2 for info in iterator._task_info.values())

@@ -1,9 +1,9 @@
-"""The data path's side of the instruments: runs where batches are fetched.
+"""The data path's side of the instruments: it runs in the process that fetches batches.
 
 With `num_workers=0` that is the training process, else each worker process, started by fork, spawn or
-forkserver.  Fetch and collate are timed by wrapping the fetcher and its collate function; in a worker the
-figures ride beside the batch through the loader's own queue and are taken off on arrival,
-so no other channel is needed and nothing of the script has to be picklable that was not before.
+forkserver.  Wrappers around the fetcher and its collate function time both; in a worker the figures travel
+beside the batch through the loader's own queue and are stripped on arrival.  So no other channel is needed,
+and the script need not make anything else picklable.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from flatout.measure.user_code import UserCode
 
 MARK = "\0flatout-batch"
 MOST_LENGTH_BATCHES = 12  # per process; looking at every sample's length is not free
-SAMPLED_FROM = 2  # of worker 0: past the profiled one
-PROFILED_BATCH = 1  # of worker 0, counted from 0: past its first imports, before anything is timed
+SAMPLED_FROM = 2  # batch of worker 0, after the profiled one
+PROFILED_BATCH = 1  # of worker 0, counted from 0: after its first imports, before anything is timed
 
 now = time.perf_counter
 
 
 class CoreClock:
-    """What a thread does with its time: on a core, in line for one, or blocked, by storage for instance."""
+    """How a thread spends its time: running, queued for a core, or blocked, by storage for instance."""
 
     def __init__(self) -> None:
         self.in_worker = False
@@ -43,14 +43,14 @@ class CoreClock:
         self._file: int | None = None
 
     def cpu_s(self) -> float:
-        """Of a worker with all its threads, but in the training process of this thread alone."""
+        """Return the CPU time of a whole worker process, but of this thread alone in the training process."""
         return time.process_time() if self.in_worker else time.thread_time()
 
     def in_line_s(self) -> float:
-        """Of this thread, as Linux counts it; 0 elsewhere."""
+        """Return the time this thread queued for a core, as Linux counts it; 0 elsewhere."""
         owner = (os.getpid(), threading.get_ident())
         try:
-            if owner != self._owner:  # the file is that of the thread that opened it
+            if owner != self._owner:  # the file belongs to the thread that opened it
                 if self._file is not None:
                     os.close(self._file)
                 self._owner, self._file = owner, None
@@ -65,19 +65,19 @@ CORES = CoreClock()
 
 @dataclass(kw_only=True, slots=True)
 class BatchTimes:
-    """What is known of one batch from the process that made it."""
+    """What the process that made a batch knows about it."""
 
     worker: int | None = None
     fetch_s: float = 0.0
     collate_s: float = 0.0
     cpu_s: float = 0.0  # of fetching and collating
-    blocked_s: float = 0.0  # of them, neither on a core nor in line for one
+    blocked_s: float = 0.0  # of that, neither running nor queued for a core
     done_at_s: float = 0.0
     lengths: list[int] | None = None
     calls: tuple[Call, ...] = ()
     lines: tuple[FetchLine, ...] = ()
-    sampled: bool = False  # made under looks at its stack: not timed
-    apart_s: float = 0.0  # of ours, in the process that made it
+    sampled: bool = False  # made while its stack was sampled: not timed
+    apart_s: float = 0.0  # our own work, in the process that made it
 
     def pack(self) -> str:
         return json.dumps(
@@ -107,7 +107,7 @@ class BatchTimes:
 
 @dataclass(slots=True)
 class FetchLog:
-    """The batch being made in this process."""
+    """The batch that this process is making."""
 
     times: BatchTimes = field(default_factory=BatchTimes)
     num_length_batches: int = 0
@@ -128,7 +128,7 @@ class FetchLog:
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
-        """Work of ours while a batch is made."""
+        """Exclude our own work while a batch is made."""
         on_clock = self.clock is not None and ident() == self.clock.owner
         start = now()
         with self.clock.excluded() if self.clock is not None and on_clock else contextlib.nullcontext():
@@ -204,7 +204,7 @@ def timed_fetch(fetch: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def patch_fetchers(patches: Patches) -> None:
-    """Fetchers are created in the process that uses them, so nothing of this is ever pickled."""
+    """Patch fetchers where they are created, in the process that uses them: nothing has to be pickled."""
     from torch.utils.data._utils import fetch
 
     for kind in (fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher):
@@ -252,7 +252,7 @@ class TimedQueue:
 
 
 def unwrap(data: Any) -> tuple[Any, BatchTimes | None]:
-    """(the batch, its figures); pinning has turned the tuple into a list."""
+    """Return (batch, figures); pinning has turned the tuple into a list."""
     if isinstance(data, (tuple, list)) and len(data) == 3 and isinstance(data[0], str) and data[0] == MARK:
         return data[1], BatchTimes.unpack(data[2])
     return data, None
@@ -263,7 +263,7 @@ class WorkerLoop:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.samples = True  # whether workers that start from here on look at their stacks
+        self.samples = True  # whether workers that start from here on sample their stacks
 
     def __call__(self, kind: Any, dataset: Any, index_queue: Any, data_queue: Any, *rest: Any) -> None:
         LOG.reset()
@@ -278,7 +278,7 @@ _REAL_LOOP: Callable[..., None] | None = None
 
 
 def real_loop() -> Callable[..., None]:
-    """torch's own worker loop, also where it has been replaced."""
+    """Return torch's own worker loop, even while it is replaced."""
     global _REAL_LOOP
     from torch.utils.data._utils import worker
 
