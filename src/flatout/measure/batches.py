@@ -1,8 +1,8 @@
-"""A batch as a structure: walked, served again, and cut in half.
+"""A batch as a structure: walk it, serve it again, cut it in half.
 
-Scripts change the batches they are given (pop a key, move tensors), so a kept batch is handed out as a
-fresh structure over the same bytes; nothing is copied and pinned memory stays pinned.  A tensor that
-the script changed in place shows by its version counter; batches of such scripts are kept as copies.
+Scripts change the batches they are given (pop a key, move tensors), so a kept batch is served as a fresh
+structure over the same bytes; nothing is copied and pinned memory stays pinned.  If the script changes a
+tensor in place, its version counter shows it; batches of such scripts are kept as copies.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from collections.abc import Callable
 from typing import Any
 
 MAX_DEPTH = 6
-LEAST_HALVED = 4  # rows: of fewer, half is another kind of batch
+LEAST_HALVED = 4  # rows: half of a smaller batch is another kind of batch
 SCALARS = (str, bytes, int, float, complex, type(None))
 PLAIN = frozenset((*SCALARS, bool))
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is a tensor or a NumPy array, judged without importing either."""
+    """Return whether a value is a tensor or a NumPy array, without importing either."""
     return hasattr(value, "shape") and hasattr(value, "dtype") and hasattr(value, "__getitem__")
 
 
@@ -31,7 +31,7 @@ def map_arrays(
     sequence: Callable[[Any], Any] | None = None,
     depth: int = 0,
 ) -> Any:
-    """A structural copy with `function` over its arrays; `sequence` may replace a list or tuple whole."""
+    """Copy a structure with `function` applied to its arrays; `sequence` may replace a list or tuple."""
     if is_array(value):
         return function(value)
     if depth > MAX_DEPTH or isinstance(value, SCALARS):
@@ -49,7 +49,7 @@ def map_arrays(
         replaced = sequence(value) if sequence is not None else None
         if replaced is not None:
             return replaced
-        if PLAIN.issuperset(map(type, value)):  # thousands of tokens, say: there is no array among them
+        if PLAIN.issuperset(map(type, value)):  # thousands of tokens, say: no arrays among them
             return value if type(value) is tuple else copy.copy(value)
         items = [again(item) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -57,7 +57,7 @@ def map_arrays(
 
 
 def _map_attributes(value: Any, again: Callable[[Any], Any]) -> Any:
-    """A copy of a batch object (a dataclass, or tensors in its __dict__), mapped field by field."""
+    """Copy a batch object (a dataclass, or tensors in its __dict__) field by field."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         record = copy.copy(value)
         for field in dataclasses.fields(value):
@@ -85,7 +85,7 @@ def arrays_of(value: Any) -> list[Any]:
 
 
 def num_rows(batch: Any, hint: int | None = None) -> int | None:
-    """The batch size: the loader's own if an array or a list has it, else the commonest leading dimension."""
+    """Return the batch size: `hint` if an array or a list has it, else the commonest leading dimension."""
     leading: list[int] = []
     lengths: list[int] = []
 
@@ -106,7 +106,7 @@ def num_bytes(batch: Any) -> int:
 
 
 def bytes_of(array: Any) -> int:
-    """Bytes of an array or a tensor; of a sparse tensor, which has no such figure, those of its values."""
+    """Return the bytes of an array or tensor; for a sparse tensor, the bytes of its values."""
     try:
         return int(array.nbytes)
     except RuntimeError:
@@ -114,7 +114,7 @@ def bytes_of(array: Any) -> int:
 
 
 def halve(batch: Any, hint: int | None = None) -> Any | None:
-    """The first half of the rows, or None where no array has them or too few are left."""
+    """Return the first half of the rows; None if no array has rows or too few remain."""
     rows = num_rows(batch, hint)
     if rows is None or rows < LEAST_HALVED:
         return None
@@ -137,7 +137,7 @@ def halve(batch: Any, hint: int | None = None) -> Any | None:
 
 
 class KeptBatch:
-    """A batch the script was given, to be given again."""
+    """A batch that the script was given, kept to be served again."""
 
     __slots__ = ("_arrays", "_copies", "batch", "rows", "versions")
 
@@ -153,20 +153,20 @@ class KeptBatch:
 
     @property
     def changed(self) -> bool:
-        """Whether the script changed one of its tensors in place."""
+        """Return whether the script changed one of its tensors in place."""
         return not self._copies and self._versions() != self.versions
 
     def serve(self) -> Any | None:
-        """A fresh structure over the kept arrays; None when the script changed one of them in place."""
+        """Return a fresh structure over the kept arrays; None if the script changed one of them in place."""
         if self.changed:
             return None
         return map_arrays(self.batch, copied if self._copies else aside)
 
 
 def aside(array: Any) -> Any:
-    """The same values behind a handle of its own: `requires_grad_()` and `unsqueeze_()` stay with the script.
+    """Return the same values behind another handle, so that `requires_grad_()` stays with the script.
 
-    A tensor shares its bytes and its version counter with the handle; what has no counter is copied.
+    A tensor shares its bytes and its version counter with the handle; anything without a counter is copied.
     """
     if not hasattr(array, "detach") or array.is_inference():
         return copied(array)
@@ -174,7 +174,7 @@ def aside(array: Any) -> Any:
 
 
 def copied(array: Any) -> Any:
-    """The same values in memory of their own, page-locked where the original was."""
+    """Copy an array into its own memory, page-locked if the original was."""
     if not hasattr(array, "detach"):
         return copy.copy(array)
     values = array.detach()

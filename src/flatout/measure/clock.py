@@ -1,9 +1,8 @@
 """Exclusive time per phase on the training thread, and the same phases on the GPU's own clock.
 
-The host side is a stack: entering a region charges the time since the last change to the region that
-was on top, so nested regions never count twice and what no region claims is "rest".  The device side
-is a row of CUDA events recorded at the same borders and read only after the measurement: recording
-never waits for the GPU.
+The host side is a stack: entering a region charges the time since the last change to the region on top, so
+nested regions never count twice and time that no region claims is "rest".  The device side is a list of CUDA
+events recorded at the same borders and read only after the measurement: recording never waits for the GPU.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ ident = threading.get_ident
 
 
 class Clock:
-    """Seconds per region since the last `restart`; only the owner's thread is timed."""
+    """Seconds per region since the last `restart`; times only the owner's thread."""
 
     __slots__ = ("last", "marks", "owner", "stack", "totals")
 
     def __init__(self) -> None:
         self.owner = ident()
-        self.marks: DeviceMarks | None = None  # where there is a GPU
+        self.marks: DeviceMarks | None = None  # only with a GPU
         self.restart()
 
     def restart(self) -> None:
@@ -68,12 +67,12 @@ class Clock:
                 self.marks.mark(REST, always=True)
 
     def book_out(self, spent_s: float) -> None:
-        """Take `spent_s` off the region under way: it was work of ours."""
+        """Take `spent_s` off the current region: it was Flatout's own work."""
         self.totals[self.stack[-1]] -= spent_s
         self.totals[EXCLUDED] += spent_s
 
     def take(self) -> list[float]:
-        """The totals up to this moment; counting starts again from zero, the stack stays."""
+        """Return the totals so far and count from zero again; the stack stays."""
         time_s = now()
         self.totals[self.stack[-1]] += time_s - self.last
         self.last = time_s
@@ -96,14 +95,14 @@ class DeviceMarks:
         self.detailed = True  # False: only the ends of steps are marked
 
     def mark(self, region: int, *, always: bool = False) -> None:
-        """From here on the stream works for `region`."""
+        """Charge the stream's work to `region` from here on."""
         if always or (self.detailed and len(self._pending) < MAX_MARKS_PER_STEP):
             event = self._event(enable_timing=True)
             event.record()
             self._pending.append((region, event))
 
     def take(self) -> list[tuple[int, Any]]:
-        """End the step: its marks, the last of them at its end."""
+        """End the step and return its marks, the last one at its end."""
         event = self._event(enable_timing=True)
         event.record()
         marks = [*self._pending, (REST, event)]
@@ -111,16 +110,16 @@ class DeviceMarks:
         return marks
 
     def restart(self) -> None:
-        """The next step starts here, not at the end of the last one."""
+        """Start the next step here instead of at the end of the last one."""
         event = self._event(enable_timing=True)
         event.record()
         self._pending = [(REST, event)]
 
 
 def read_marks(marks: list[tuple[int, Any]]) -> tuple[float, dict[str, float] | None] | None:
-    """(step seconds, seconds per phase) by the device's clock; None while the GPU is not there yet.
+    """Return (step seconds, seconds per phase) by the device's clock; None until the GPU reaches all marks.
 
-    The step is without what is excluded.  One of which only the ends were marked has no phases.
+    The step excludes Flatout's own work.  A step with marks only at its ends has no phases.
     """
     if not marks or not marks[-1][1].query():
         return None

@@ -14,7 +14,7 @@ from flatout.ground.codec import encode
 
 EVIDENCE_VERSION = 2
 
-# Steps that are not timed: their instrument slows them.  Every other name of a step is an arm's label.
+# Steps that are not timed, because their instrument slows them.  Any other step name is an arm's label.
 INSTRUMENTS = ("count", "stacks", "kernels", "memory", "attribution")
 SiteKind = Literal["create", "row", "sync", "copy", "cell", "weights", "call"]
 EpisodeKind = Literal["evaluation", "rollout", "checkpoint", "epoch-start", "compilation", "set-up", "other"]
@@ -31,7 +31,7 @@ class Place:
 
     @property
     def at(self) -> tuple[str, int]:
-        """The line itself: two places on it may name different functions."""
+        """The line itself, because two places on it may name different functions."""
         return self.file, self.line
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Place:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Spread:
-    """A handful of repeated measurements in seconds."""
+    """A few repeated measurements in seconds."""
 
     num: int
     mean_s: float
@@ -77,7 +77,7 @@ class ObservedJob:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """The part of the host the job may use."""
+    """The part of the host that the job may use."""
 
     cores: float | None
     memory_bytes: int | None
@@ -102,7 +102,7 @@ class Step:
     index: int
     arm: str  # "warmup", one of INSTRUMENTS, "real", or the label of an arm
     block: int  # steps of one arm that ran in a row share a block number
-    step_s: float  # on a GPU between two events of its stream, else by the clock
+    step_s: float  # on a GPU between two events of its stream, else by the host's clock
     phases_s: dict[str, float]  # by the host's clock, exclusive; keys of PHASES
     device_phases_s: dict[str, float] | None = None  # GPU stream time by phase
     rows: int | None = None  # samples of the batch
@@ -110,16 +110,16 @@ class Step:
     num_backwards: int = 1
     num_forwards: int = 1
     epoch_start: bool = False
-    kept: bool = True  # False: first of its block, an epoch start, or an outlier; not in any mean
+    kept: bool = True  # False: first of its block, an epoch start, or an outlier; excluded from every mean
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpochStart:
-    """What it cost to begin iterating a loader, and before that to end the epoch before."""
+    """The cost of starting to iterate a loader, and of ending the previous epoch."""
 
     iter_s: float  # DataLoader.__iter__: worker processes start here
     first_wait_s: float  # the wait for the first batch
-    end_s: float = 0.0  # after the last batch of the epoch before: worker processes end there
+    end_s: float = 0.0  # after the last batch of the previous epoch: worker processes end there
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +132,7 @@ class Worker:
     collate_s: float  # mean per batch
     queue_age_s: float  # mean time a finished batch lay in the queue
     cpu_s: float | None = None  # mean per batch, of fetching and collating
-    blocked_s: float | None = None  # mean per batch, neither on a core nor in line for one: waits for storage
+    blocked_s: float | None = None  # mean per batch, neither running nor queued for a core: waits for storage
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,7 +143,7 @@ class Lengths:
     mean: float
     max: int
     padded_share: float  # of all padded positions, the share that is padding
-    bucketed_share: float  # the same if batches were cut from the samples sorted by length
+    bucketed_share: float  # the same if batches were cut from samples sorted by length
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -158,9 +158,9 @@ class Call:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FetchLine:
-    """A line of the user's code that was on the stack, as its innermost one, while batches were made."""
+    """A line of the user's code that was innermost on the stack while batches were made."""
 
-    place: Place | None  # None: no line of the user's was there
+    place: Place | None  # None: no line of the user's was on the stack
     in_collate: bool
     samples: int
     library: str | None = None  # the package that it calls: "PIL", "transformers"
@@ -172,27 +172,27 @@ class Loader:
 
     place: Place | None  # where it was constructed
     dataset: str
-    num_workers: int | None  # None: not a DataLoader, whatever works behind it is unknown
+    num_workers: int | None  # None: not a DataLoader, so its workers are unknown
     batch_size: int | None
     pin_memory: bool
     persistent_workers: bool
     prefetch_factor: int | None
     num_batches: int | None  # per epoch
     trains: bool  # optimizer steps followed its batches
-    wait_s: Spread | None = None  # per batch, epoch starts left out
+    wait_s: Spread | None = None  # per batch, epoch starts excluded
     fetch_s: Spread | None = None  # per batch, in the process that fetched
     collate_s: Spread | None = None
     cpu_s: float | None = None  # mean per batch, of fetching and collating
-    blocked_s: float | None = None  # mean per batch, neither on a core nor in line for one: waits for storage
+    blocked_s: float | None = None  # mean per batch, neither running nor queued for a core: waits for storage
     epochs: tuple[EpochStart, ...] = ()
     workers: tuple[Worker, ...] = ()
     collate_place: Place | None = None
     lengths: Lengths | None = None
     calls: tuple[Call, ...] = ()
     lines: tuple[FetchLine, ...] = ()  # where the time of a batch goes, most first
-    streams: bool = False  # an IterableDataset, of which every worker has all samples
-    takes_many: bool = False  # its dataset is asked for all samples of a batch at once
-    via: str | None = None  # the library line that makes it; None: the user's own line does
+    streams: bool = False  # an IterableDataset, which gives every worker all samples
+    takes_many: bool = False  # its dataset takes all indices of a batch at once
+    via: str | None = None  # the library line that makes it; None: the user's own line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,7 +202,7 @@ class Site:
     kind: SiteKind
     op: str
     place: Place
-    via: str | None  # the library line the call went through; None: called by the user's line itself
+    via: str | None  # the library line that the call went through; None: the user's line makes it
     calls_per_step: float
     requires_grad: bool = False
     device: str = "cpu"  # where the tensor lives; for a copy the destination
@@ -212,9 +212,9 @@ class Site:
     phases_s: dict[str, float] = field(default_factory=dict)  # host_s by the phase of the calls
     steps_s: tuple[float, ...] = ()  # host and backward seconds of each attributed step
     bytes_per_step: float | None = None
-    pinned: bool | None = None  # for a copy: was the host side page-locked
-    blocking: bool | None = None  # for a copy: the host waits for it, without non_blocking=True
-    wide_bytes_per_step: float | None = None  # for a copy: of its bytes, those of 64-bit floats
+    pinned: bool | None = None  # for a copy: whether the host side was page-locked
+    blocking: bool | None = None  # for a copy: whether the host waits for it (no non_blocking=True)
+    wide_bytes_per_step: float | None = None  # for a copy: the part of its bytes in 64-bit floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,19 +229,19 @@ class ModuleCall:
     has_parameters: bool
     autocast: str | None = None  # the dtype of an active autocast
     host_s: float | None = None
-    num_alike: int = 1  # modules of equal shapes that were called, where none is given another's result
-    unused_gradients: bool = False  # gradients are recorded, but no optimizer has its parameters
+    num_alike: int = 1  # called modules of equal shapes, none of which gets another's result
+    unused_gradients: bool = False  # gradients are recorded for parameters that no optimizer has
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InnerCalls:
-    """Modules inside the model that one line of the user's calls in turn."""
+    """Modules inside the model that one line of the user's calls one after the other."""
 
     module: str
     place: Place
     calls_per_step: float
     num_modules: int
-    rows_differ: bool  # they are given different numbers of rows, as experts are
+    rows_differ: bool  # they get different numbers of rows, like experts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,7 +259,7 @@ class OptimizerSetup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Roofline:
-    """The arithmetic and the bytes of a step, at the speeds that a product and a copy reach here."""
+    """The arithmetic and bytes of a step, at the speeds that a product and a copy reach on this device."""
 
     flops: float  # per step, of matrix products, convolutions and attention
     num_bytes: float  # per step, that operators read and write
@@ -269,11 +269,11 @@ class Roofline:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OperatorCalls:
-    """Operators that one kind of module, or an optimizer's step, calls; on a GPU each launches kernels."""
+    """Operators called by one kind of module, or by an optimizer's step; on a GPU each launches kernels."""
 
     caller: str  # "Attention", "AdamW.step"
-    place: Place | None  # of its forward; None where it is a library's
-    calls_per_step: float  # the backward pass not counted
+    place: Place | None  # of its forward; None for a library's
+    calls_per_step: float  # without the backward pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,7 +289,7 @@ class Kernel:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
-    """Memory copies the GPU's copy engines did."""
+    """Copies by the GPU's copy engines."""
 
     kind: str  # "HtoD pageable", "HtoD pinned", "DtoH pageable", "DtoD", ...
     calls_per_step: float
@@ -302,20 +302,20 @@ class Kernels:
     """The device's side of a step, from the profiler."""
 
     num_steps: int
-    step_s: float  # of the profiled steps, the profiler's own cost included
-    busy_share: float | None  # of the step in which at least one kernel ran; None without a GPU
-    num_kernels: float  # per step; operators where there is no GPU
+    step_s: float  # of the profiled steps, including the profiler's own cost
+    busy_share: float | None  # share of the step with at least one kernel running; None without a GPU
+    num_kernels: float  # per step; operators without a GPU
     median_kernel_s: float | None
     gap_s: float | None  # per step, no kernel running
-    sync_gap_s: float | None  # the part of it that waits of the host for the GPU cost
-    num_syncs: float | None  # per step, waits of the host for the GPU
+    sync_gap_s: float | None  # the part of it caused by the host's waits for the GPU
+    num_syncs: float | None  # per step, the host's waits for the GPU
     by_category_s: dict[str, float]  # per step
     matmul_s_by_dtype: dict[str, float]  # per step
     top: tuple[Kernel, ...]
     copies: tuple[Copy, ...] = ()
     optimizer: str | None = None  # "fused", "foreach", "for-loop"
-    communication_s: float | None = None  # per step, a collective was under way; None: none was seen
-    exposed_s: float | None = None  # of it, while nothing computed
+    communication_s: float | None = None  # per step, while a collective ran; None: none was seen
+    exposed_s: float | None = None  # of that, while nothing computed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -361,8 +361,8 @@ class Memory:
     graphs: tuple[GraphGrowth, ...] = ()
     flops_by_dtype: dict[str, float] = field(default_factory=dict)  # matrix products, per step
     num_bytes: float | None = None  # per step, that operators read and write
-    reserved_bytes: int | None = None  # the allocator's peak with what it keeps for reuse; None without a GPU
-    num_alloc_retries: int | None = None  # of the whole job: the GPU was full, and its cache was given back
+    reserved_bytes: int | None = None  # the allocator's peak including its cache; None without a GPU
+    num_alloc_retries: int | None = None  # of the whole job: the GPU was full, its cache was emptied
     largest: tuple[LargeTensor, ...] = ()  # of a step
 
 
@@ -373,34 +373,34 @@ class StackPath:
     phase: str
     places: tuple[Place, ...]
     samples: int
-    library: str | None = None  # the package that the innermost of them calls: "tqdm", "torch/nn/modules"
+    library: str | None = None  # the package that the innermost line calls: "tqdm", "torch/nn/modules"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stacks:
-    """Where the training thread was found, over some steps."""
+    """Where stack samples of some steps found the training thread."""
 
     num_steps: int
     samples_by_phase: dict[str, int]
     paths: tuple[StackPath, ...]  # the most frequent ones
     loops: dict[str, tuple[int, ...]] = field(default_factory=dict)  # "file:line" -> outer loops first
-    differentiable: tuple[Place, ...] = ()  # lines of these paths that compute what the loss is made from
+    differentiable: tuple[Place, ...] = ()  # lines of these paths that contribute to the loss
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Episode:
-    """Time outside the typical step that one line of the user's code holds."""
+    """Time outside the typical step, attributed to one line of the user's code."""
 
     kind: EpisodeKind
     place: Place | None
     function: str | None  # what that line calls
-    seconds: float  # all times together, what a typical step takes left out
+    seconds: float  # all occurrences together, beyond what a typical step takes
     times: int
     num_steps: int  # steps that were examined for it
     per_step_s: float | None  # spread over the job's steps; None: paid once, or seen a single time
-    with_epoch: bool = False  # it recurs every epoch, and is spread over its length
+    with_epoch: bool = False  # it recurs every epoch, and is spread over the epoch's length
     samples: int = 0  # stack samples that found it
-    inside: Place | None = None  # the innermost line of at least half of them, where it is another
+    inside: Place | None = None  # the innermost line of at least half of them, if it is another line
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -417,17 +417,17 @@ class Counterfactual:
     speedup_high: float
     num_blocks: int
     num_steps: int
-    place: Place | None = None  # the first line of the block that was taken away
+    place: Place | None = None  # the first line of the removed block
     last_line: int | None = None
-    function: str | None = None  # the function around it, or that it is the whole of
-    value: float | str | None = None  # of the setting that was changed: 4 workers, "bfloat16"
-    roofline_s: float | None = None  # what a fix must keep of the block; None where it is not known
+    function: str | None = None  # the function around it, or that it equals
+    value: float | str | None = None  # of the changed setting: 4 workers, "bfloat16"
+    roofline_s: float | None = None  # what a fix must still spend on the block; None: unknown
     parent: str | None = None  # the label of the arm whose block holds this one
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmNotRun:
-    """An arm that was proposed and brought no figure."""
+    """An arm that was proposed but brought no figure."""
 
     kind: str
     label: str
@@ -438,17 +438,17 @@ class ArmNotRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompiledFunction:
-    """A function that torch.compile compiled, in steps as they are."""
+    """A function that torch.compile compiled in unchanged steps."""
 
     function: str
-    place: Place | None  # the line whose value made it compile again, else its first one; None: a library's
+    place: Place | None  # the line whose value forced a recompilation, else its first line; None: a library's
     num_compiled: int
     num_recompiled: int
     compile_s: float  # all compilations together
-    late_s: float  # those again, after warm-up
+    late_s: float  # of these, recompilations after warm-up
     num_late_steps: int  # steps after warm-up in which it was compiled again
     reasons: tuple[str, ...]  # guards that failed
-    gave_up: bool  # it was compiled too often, and runs uncompiled since
+    gave_up: bool  # it hit the recompile limit and runs uncompiled since
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -472,22 +472,22 @@ class Compilation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Garbage:
-    """Pauses of Python's garbage collector in steps as they are."""
+    """Pauses of Python's garbage collector in unchanged steps."""
 
     num_steps: int
     steps_s: float  # all of them together
     pauses_s: float  # of that, collecting
-    num_paused: int  # the fewest steps that hold nine tenths of it
-    asked_s: float = 0.0  # of the pauses, by calls of gc.collect
+    num_paused: int  # the fewest steps that hold nine tenths of the pauses
+    asked_s: float = 0.0  # of the pauses, caused by calls of gc.collect
     place: Place | None = None  # of such a call
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Threads:
-    """Threads that an operator on the CPU uses."""
+    """Threads that a CPU operator uses."""
 
     num: int
-    place: Place | None = None  # the user's line that says so
+    place: Place | None = None  # the user's line that sets the number
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -512,19 +512,19 @@ class Untrained:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RateSchedule:
-    """A schedule of the learning rate that is over after some steps."""
+    """A learning-rate schedule that ends after some steps."""
 
     name: str
-    argument: str  # that says after how many
+    argument: str  # the argument that sets the number of steps
     place: Place | None
     horizon: int
-    num_steps: int  # of the schedule, so far
+    num_steps: int  # of the schedule so far
     num_optimizer_steps: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """What training itself showed on the way."""
+    """What training itself showed."""
 
     losses: Losses
     untrained: tuple[Untrained, ...] = ()
@@ -539,7 +539,7 @@ class Precision:
     autocast: str | None
     tf32_matmul: bool | None
     bf16_supported: bool | None
-    scales_loss: bool | None = None  # a gradient scaler is in use; None: not known
+    scales_loss: bool | None = None  # a gradient scaler is in use; None: unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -552,8 +552,8 @@ class Rank:
     ended: Ended
     host: str | None = None
     node: int | None = None  # two nodes may have one host: agents that share a machine
-    communication_share: float | None = None  # of the step, a collective was under way
-    exposed_share: float | None = None  # of it, while nothing computed
+    communication_share: float | None = None  # of the step, while a collective ran
+    exposed_share: float | None = None  # of the step, while a collective ran and nothing computed
     link: str | None = None  # the network device that leads to other nodes
     link_bytes_per_s: float | None = None  # its nominal speed, one way
 
@@ -568,7 +568,7 @@ class Network:
     small_s: float
     large_bytes: int
     large_s: float
-    bus_bytes_per_s: float | None  # through the slowest link, one way; None: the sizes took the same time
+    bus_bytes_per_s: float | None  # through the slowest link, one way; None: both sizes took the same time
     link: str | None = None
     link_bytes_per_s: float | None = None
 
@@ -589,7 +589,7 @@ class Evidence:
     operator_calls: tuple[OperatorCalls, ...] = ()  # the most frequent callers
     attributed_step_s: float | None = None  # the mean step under attribution, which slows it
     attributed_calls_s: dict[str, float] = field(default_factory=dict)  # of it, by phase, in torch's calls
-    attributed_backward_s: float | None = None  # of it, in all backward nodes
+    attributed_backward_s: float | None = None  # of attributed_step_s, in all backward nodes
     kernels: Kernels | None = None
     memory: Memory | None = None
     network: Network | None = None  # of a job of several ranks
@@ -609,13 +609,13 @@ class Evidence:
     version: int = EVIDENCE_VERSION
 
     def counterfactual(self, kind: str) -> Counterfactual | None:
-        """The one of a kind; of several the one that gains most."""
+        """Return the counterfactual of this kind; if there are several, the one with the largest gain."""
         found = (each for each in self.counterfactuals if each.kind == kind)
         return max(found, key=lambda each: each.speedup, default=None)
 
     @property
     def not_measured(self) -> tuple[str, ...]:
-        """What is missing, and the arms that brought no figure."""
+        """List what is missing, and the arms without a figure."""
         return (*self.missing, *(f"{arm.label}: {arm.reason}" for arm in self.arms_not_run))
 
     def kept(self, arm: str) -> tuple[Step, ...]:
@@ -623,7 +623,7 @@ class Evidence:
 
     @property
     def step_s(self) -> float | None:
-        """The mean real step; warm-up steps when the job ended before there was a real one."""
+        """The mean real step; of warm-up steps if the job ended before a real one."""
         for arm in ("real", "warmup"):
             steps = self.kept(arm)
             if steps:
@@ -631,7 +631,7 @@ class Evidence:
         return None
 
     def phase_s(self, phase: str) -> float | None:
-        """Mean host seconds of one phase over the real steps."""
+        """Return the mean host seconds of one phase over the real steps."""
         steps = self.kept("real") or self.kept("warmup")
         if not steps:
             return None
@@ -643,7 +643,7 @@ class Evidence:
         return sum(episode.per_step_s or 0.0 for episode in self.episodes)
 
     def job_share(self, per_step_s: float) -> float | None:
-        """The part of the job's time, after its set-up, that `per_step_s` seconds of every step are."""
+        """Return the share of the job's time after set-up that `per_step_s` per step takes."""
         return per_step_s / (self.step_s + self.outside_s) if self.step_s else None
 
     def to_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Evidence on disk: one JSON document, whole or not there at all; compressed where its name ends in .gz."""
+"""Evidence on disk: one JSON document, complete or absent; compressed if its name ends in .gz."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from flatout.ground.codec import WrongShape, decode
 from flatout.ground.errors import EvidenceUnreadable
 from flatout.measure.evidence import EVIDENCE_VERSION, Evidence
 
-MOST_BYTES = 256 << 20  # of a compressed file: evidence takes five million
+MOST_BYTES = 256 << 20  # of a compressed file, unpacked; typical evidence takes five million
 
 
 def save_evidence(evidence: Evidence, path: Path) -> None:
-    """Write the document; a reader never sees half a file."""
+    """Write the document atomically: a reader never sees half a file."""
     text = json.dumps(evidence.to_json(), allow_nan=False, separators=(",", ":")).encode()
     replace_whole(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text)
 
@@ -53,7 +53,7 @@ def _read_bytes(path: Path) -> bytes:
 
 def decode_evidence(data: Any, *, name: str) -> Evidence:
     if isinstance(data, dict) and data.get("format") == "flatout-diagnosis":
-        data = data.get("evidence")  # what diagnose --json prints holds it
+        data = data.get("evidence")  # diagnose --json wraps the evidence
     if not isinstance(data, dict) or data.get("format") != "flatout-evidence":
         raise EvidenceUnreadable(
             f"{name} is not an Evidence file", hint="flatout diagnose writes one, and --save FILE names it"
@@ -73,7 +73,7 @@ def decode_evidence(data: Any, *, name: str) -> Evidence:
 
 
 def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
-    """A counterfactual had only a name then, and "without" a statement was the one knock-out."""
+    """Convert version 1, where a counterfactual had only a name and "without" was the one knock-out."""
     labels: dict[str, str] = {}
     try:
         for found in data.get("counterfactuals", ()):
@@ -86,5 +86,5 @@ def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:
         ]
         steps = [{**step, "arm": labels.get(step["arm"], step["arm"])} for step in data.get("steps", ())]
     except (TypeError, KeyError):
-        return data  # damaged: decoding it says where
+        return data  # damaged: decoding reports where
     return {**data, "counterfactuals": counterfactuals, "steps": steps, "version": EVIDENCE_VERSION}

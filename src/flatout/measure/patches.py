@@ -1,8 +1,8 @@
-"""Attribute replacements that can be taken back, newest first.
+"""Reversible attribute replacements, undone newest first.
 
-torch.compile would take a replaced function for the user's: every module called through one wrapper shares
-its code, and after a few of them dynamo gives up on that code.  It is told to pass over our frames and to go
-on with those they call.
+torch.compile would take a replacement for the user's function: every module called through one wrapper shares
+its code, and after a few of them dynamo gives up on that code.  So dynamo is told to skip our frames and to
+continue with the frames they call.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ COMPILED, DYNAMOS_CALLS = "compile_wrapper", os.path.join("torch", "_dynamo", "e
 
 
 class Patches:
-    """What was replaced in the job's process, and how to put it back."""
+    """What was replaced in the job's process, and how to restore it."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -28,14 +28,14 @@ class Patches:
         before = (
             None if inherited else (owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name))
         )
-        if isinstance(value, FunctionType):  # frameworks read the signature, Lightning that of DataLoader
+        if isinstance(value, FunctionType):  # frameworks read the signature: Lightning DataLoader's
             functools.update_wrapper(value, getattr(owner, name))
             _hide_from_dynamo(value.__code__)
         setattr(owner, name, value)
 
         def put_back() -> None:
             if vars(owner).get(name) is not value:
-                return  # the job replaced it in turn: its own function stays, and goes on through ours
+                return  # the job replaced it in turn: its own function stays, and calls ours
             if inherited:
                 delattr(owner, name)
             else:
@@ -44,7 +44,7 @@ class Patches:
         self._undo.append(put_back)
 
     def around(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-        """Decorate what replaces a method: it is given the one that was there before the arguments."""
+        """Decorate the replacement of a method; it gets the original before the arguments."""
 
         def replace(function: Callable[..., Any]) -> None:
             real = getattr(owner, name)
@@ -74,7 +74,7 @@ def keep_out_of_graphs(*functions: Any) -> None:
 def compile_sizes_apart(patches: Patches) -> None:
     """Let dynamo compile a batch of another size for that size alone, until `patches` are undone.
 
-    It would compile it for any size, and from then on run batches of the usual size by that code, too.
+    Otherwise it compiles for any size, and from then on runs batches of the usual size with that code, too.
     """
     config: Any = sys.modules.get("torch._dynamo.config")
     if config is None or not config.automatic_dynamic_shapes:
@@ -88,9 +88,9 @@ def compile_sizes_apart(patches: Patches) -> None:
 
 
 def in_compiled_function() -> bool:
-    """Whether a function that torch.compile compiles is on this thread's stack.
+    """Return whether a function that torch.compile compiles is on this thread's stack.
 
-    Its graphs have guards on the modes of the thread, and it restores the thread's dispatch keys at its end.
+    Its graphs guard on the thread's modes, and it restores the thread's dispatch keys when it ends.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and "torch._dynamo.eval_frame" in sys.modules:
@@ -101,7 +101,7 @@ def in_compiled_function() -> bool:
 
 
 def _hide_from_dynamo(code: CodeType, *, with_calls: bool = False) -> None:
-    """Mark frames of `code` as ones to skip; torch's C code remembers it before dynamo is imported."""
+    """Tell dynamo to skip frames of `code`; torch's C code remembers it before dynamo is imported."""
     if "torch" in sys.modules:
         from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 

@@ -1,8 +1,8 @@
-"""Forward, backward, optimizer and transfer, seen without touching the script.
+"""Forward, backward, optimizer and transfer, observed without changing the script.
 
-`nn.Module.__call__` is replaced and acts only at the outermost call: 0.3 µs per nested module, where
-global module hooks cost ten times that and break compiled graphs.  `torch.autograd.backward` covers
-`Tensor.backward` too.  The `step` of every optimizer's class is replaced by one that is timed.
+A patch of `nn.Module.__call__` acts only at the outermost call: 0.3 µs per nested module, where global module
+hooks cost ten times that and break compiled graphs.  `torch.autograd.backward` covers `Tensor.backward` too.
+Every optimizer class gets a timed `step`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _patch_modules(observer: Observer, patches: Patches) -> None:
     outermost.unwatched = (outermost, call)  # type: ignore[attr-defined]
     patches.replace(module_type, "__call__", outermost)
     # dynamo remembers the __call__ it found at its own import as the unpatched one and then inlines
-    # forward(); where it was imported earlier, tell it about this one
+    # forward(); if it was imported earlier, tell it about this one
     for name in DYNAMO_MODULES:
         loaded = sys.modules.get(name)
         if loaded is not None and hasattr(loaded, "unpatched_nn_module_call"):
@@ -77,10 +77,10 @@ def _patch_modules(observer: Observer, patches: Patches) -> None:
 
 
 def narrow_modules(observer: Observer, patches: Patches) -> None:
-    """Once warm-up has shown which modules are called outermost, watch their types only.
+    """Watch only the types of modules that warm-up has seen called outermost.
 
-    Every nested module then runs as if nobody watched.  Compiled code has guards on these attributes,
-    so jobs that use it stay as they are.
+    Every nested module then runs as if unobserved.  Compiled code guards on these attributes, so jobs that
+    use it stay as they are.
     """
     import torch
 
@@ -96,15 +96,15 @@ def narrow_modules(observer: Observer, patches: Patches) -> None:
 
 
 def has_compiled() -> bool:
-    """Whether dynamo has compiled anything; optimizers import it in every job."""
+    """Return whether dynamo has compiled anything; that it is imported proves nothing."""
     loaded = sys.modules.get("torch._dynamo.utils")
     return loaded is not None and loaded.counters["frames"]["total"] > 0
 
 
 def _expect_training(observer: Observer, patches: Patches) -> Callable[[], bool]:
-    """Tells evaluation before training from inference: who makes an optimizer means to use it.
+    """Tell evaluation before training from inference: a script that makes an optimizer will use it.
 
-    For a while only, because training scripts also have options that only evaluate.
+    Only for a while, because training scripts also have options that only evaluate.
     """
     from torch.optim.optimizer import Optimizer
 
@@ -121,7 +121,7 @@ def _expect_training(observer: Observer, patches: Patches) -> Callable[[], bool]
 
 
 def _tell_dynamo(patched: Any, original: Any) -> None:
-    """Where dynamo was imported under the patch, it took that for torch's own."""
+    """Correct dynamo if it was imported under the patch and took the patch for torch's own."""
     for name in DYNAMO_MODULES:
         loaded = sys.modules.get(name)
         if getattr(loaded, "unpatched_nn_module_call", None) is patched:
@@ -183,11 +183,11 @@ def _patch_backward(observer: Observer, patches: Patches) -> None:
 
 
 def _patch_optimizers(observer: Observer, patches: Patches) -> None:
-    """Time every optimizer's `step`, of classes that exist and of those to come.
+    """Time the `step` of every optimizer class, existing and future.
 
-    torch's global hooks would do for that, but a compiled step meets them in its own code: a graph break that
-    the job does not have.  Traced, the timed function is the one behind it; most of them break the graph
-    themselves, and are then called.
+    torch's global hooks would do, but a compiled step meets them in its own code: a graph break that the job
+    does not have.  When traced, the timed function stands for the original; most steps break the graph
+    themselves and are then called.
     """
     from torch.optim.optimizer import Optimizer
 
@@ -199,7 +199,7 @@ def _patch_optimizers(observer: Observer, patches: Patches) -> None:
         watch(type(optimizer))
 
     def watch(kind: type) -> None:
-        owner = next(base for base in kind.__mro__ if "step" in base.__dict__)  # at the latest Optimizer
+        owner = next(base for base in kind.__mro__ if "step" in base.__dict__)  # at last Optimizer
         step = owner.__dict__["step"]
         if owner not in watched and getattr(step, "hooked", False):
             watched.add(owner)
@@ -235,7 +235,7 @@ def _timed_step(observer: Observer, step: Callable[..., Any]) -> Callable[..., A
 
 
 def _outside_optimizer(clock: Clock, given: Any) -> Any:
-    """A closure (L-BFGS, every Lightning step) runs forward and backward inside step(): not optimizer."""
+    """Time a closure (L-BFGS, every Lightning step) outside the optimizer: it runs forward and backward."""
     closure = given.get("closure") if isinstance(given, dict) else next(iter(given), None)
     if not callable(closure):
         return given
@@ -251,7 +251,7 @@ def _outside_optimizer(clock: Clock, given: Any) -> Any:
 
 
 def install_transfers(observer: Observer, patches: Patches) -> None:
-    """Host-to-device copies as a phase of their own; only where there is a GPU."""
+    """Time host-to-device copies as a phase of their own, with a GPU only."""
     import torch
 
     clock = observer.clock

@@ -21,14 +21,14 @@ NUM_RESAMPLES = 2000
 OUTLIER_FACTOR = 3.0
 FEWEST_STEPS = 4  # to know what is usual
 MOST_OUTLIERS = 0.25  # of all timed steps
-UNKNOWN_CHANCE = 0.3  # of a round, where too few blocks were seen to tell: a shared machine's
-# by degrees of freedom, from 1 on; the last for any more
+UNKNOWN_CHANCE = 0.3  # of a round, if too few blocks were seen to tell; typical of a shared machine
+# by degrees of freedom, from 1 on; the last entry for any more
 STUDENT_95 = (12.7, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.2, 2.18, 2.16, 2.14, 2.13, 2.0)
-FARTHEST = 2  # blocks: what is farther away ran at another time
+FARTHEST = 2  # blocks: anything farther away ran at another time
 
 
 def typical_steps(steps_s: Sequence[float]) -> list[int]:
-    """The numbers of the steps that are not far longer than the others."""
+    """Return the indices of the steps that are not far longer than the others."""
     if len(steps_s) < FEWEST_STEPS:
         return list(range(len(steps_s)))
     longest_s = OUTLIER_FACTOR * median(steps_s)
@@ -43,10 +43,9 @@ def bootstrap_interval(
     num_resamples: int = NUM_RESAMPLES,
     random: Generator | None = None,
 ) -> tuple[float, float]:
-    """The 95 % interval of a statistic of `num_values` values, by resampling them with replacement.
+    """Return the 95 % interval of a statistic of `num_values` values, by resampling them with replacement.
 
-    `statistic` gets the numbers of the drawn values, [resamples, drawn], and gives one number for each
-    resample.
+    `statistic` gets the indices of the drawn values, [resamples, drawn], and returns one number per resample.
     """
     import numpy as np
 
@@ -74,11 +73,12 @@ def spread(values_s: Sequence[float]) -> Spread | None:
 def compare(
     steps: Sequence[Step], *, label: str, baseline: str, kind: str | None = None
 ) -> Counterfactual | None:
-    """The arm `label` against `baseline`, each of its blocks paired with the baseline blocks beside it.
+    """Compare the arm `label` with `baseline`, pairing each of its blocks with the baseline blocks beside it.
 
-    The interval resamples rounds and, within a round, steps: what changes slowly on a shared machine
-    hits both arms of a round and cancels.  A few rounds are too few to show how much blocks differ by chance,
-    so it is at least as wide as Student's t makes it of what rounds and blocks of the baseline differ by.
+    The interval resamples rounds and, within a round, steps: slow changes on a shared machine hit both arms
+    of a round and cancel.  A few rounds are too few to show how much blocks differ by chance, so the interval
+    is at least as wide as Student's t makes it from the differences between rounds and between baseline
+    blocks.
     """
     treated_blocks, plain_blocks = _kept_blocks(steps, label), _kept_blocks(steps, baseline)
     pairs = [(values, _beside(block, plain_blocks)) for block, values in sorted(treated_blocks.items())]
@@ -115,10 +115,10 @@ def compare(
 
 
 def _chance(ratios: Sequence[float], blocks: dict[int, list[float]]) -> float:
-    """How far a round's ratio lies from the true one by chance: 95 % of it, as a logarithm.
+    """Return how far a round's ratio lies from the true one by chance: 95 % of it, as a logarithm.
 
-    By blocks of the baseline, each against the two around it, so that a machine that gets slower does not
-    count; where these are too few, also by what the rounds themselves, `ratios`, differ by.
+    Each baseline block is compared with the two around it, so that a machine that gets slower does not count;
+    if these are too few, the differences between the rounds themselves, `ratios`, count too.
     """
     import numpy as np
 
@@ -134,7 +134,7 @@ def _chance(ratios: Sequence[float], blocks: dict[int, list[float]]) -> float:
 
 
 def _beside(block: int, plain_blocks: dict[int, list[float]]) -> list[float]:
-    """The baseline's steps nearest to a block: those right before and after it, else one block farther."""
+    """Return the baseline steps nearest to a block: right before and after it, else one block farther."""
     for distance in range(1, FARTHEST + 1):
         found = [plain_blocks.get(block - distance, []), plain_blocks.get(block + distance, [])]
         if any(found):
@@ -143,7 +143,7 @@ def _beside(block: int, plain_blocks: dict[int, list[float]]) -> list[float]:
 
 
 def _resampled_sums(blocks: list[Doubles], rounds: Longs, random: Generator) -> Doubles:
-    """For each row of `rounds`, the sum of block means, every block drawn anew with replacement."""
+    """Return, for each row of `rounds`, the sum of block means, every block drawn anew with replacement."""
     import numpy as np
 
     means = np.empty(rounds.shape)
@@ -162,12 +162,12 @@ def _kept_blocks(steps: Sequence[Step], arm: str) -> dict[int, list[float]]:
 
 
 def outliers(steps: Sequence[Step]) -> set[int]:
-    """Indices of steps that hold something else: an evaluation, a checkpoint, a hiccup of the machine.
+    """Return the indices of steps that hold something else: an evaluation, a checkpoint, a machine hiccup.
 
-    They show as time outside the loader far above what the faster steps of the same arm take.  Waits are
-    judged by nobody: loaders with several workers wait in bursts, and those count.  Where many steps are
-    slow, that is how this machine runs: leaving them out of one arm and not of another would make a
-    difference of nothing.
+    Their time outside the loader is far above that of the faster steps of the same arm.  Waits are not
+    judged: loaders with several workers wait in bursts, and those count.  If many steps are slow, that is how
+    this machine runs: excluding them from one arm and not from another would create a difference out of
+    nothing.
     """
     import numpy as np
 

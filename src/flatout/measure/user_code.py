@@ -1,10 +1,10 @@
-"""Which line of the user's code is responsible for what happens right here.
+"""Which line of the user's code is responsible for the current call?
 
-A tensor operation is called by some Python frame, and that frame often belongs to a library: the
-user wrote `self.encoder(x)` and a line of `torch/nn/modules/transformer.py` asked for the sync.  The
-line worth showing is the innermost one the user can edit; the library line it went through (`via`)
-says why it does so.  User code is whatever lies outside the standard library, outside site-packages
-and outside this package; a virtual environment inside the project folder is a library like any other.
+Some Python frame calls a tensor operation, and that frame often belongs to a library: the user wrote
+`self.encoder(x)` and a line of `torch/nn/modules/transformer.py` caused the sync.  The line worth showing is
+the innermost one that the user can edit; the library line it went through (`via`) explains the call.  User
+code is everything outside the standard library, site-packages and this package; a virtual environment inside
+the project folder is a library like any other.
 
 This runs inside every counted operation, so each code object is judged once.  The caches are keyed by
 `id(code)` and keep the code object alive: code objects compare equal across files and hash slowly.
@@ -28,7 +28,7 @@ _USER, _LIBRARY, _SKIPPED = 0, 1, 2
 
 _PACKAGE_ROOT = os.path.realpath(Path(__file__).parents[1]) + os.sep
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
-# The file of text that is executed.  Libraries name theirs otherwise, but for dataclasses and named tuples.
+# The file name of executed text.  Libraries use other names, except dataclasses and named tuples.
 _TEXT = "<string>"
 _GENERATED_NAMES = ("__create_fn__", "<lambda>")
 _COMPREHENSIONS = ("<listcomp>", "<genexpr>", "<dictcomp>", "<setcomp>")
@@ -52,7 +52,7 @@ _PLUMBING = tuple(
     )
 )
 
-# Frameworks that run the training loop, by a part of the path of the file it stands in.
+# Frameworks that run the training loop, by a part of their file's path.
 _LOOPS = {
     "/transformers/trainer.py": "transformers",
     "/lightning/pytorch/loops/": "lightning",
@@ -61,7 +61,7 @@ _LOOPS = {
 
 
 def framework_around(frame: FrameType | None) -> str | None:
-    """The framework whose training loop called `frame`; None where the loop is the user's own."""
+    """Return the framework whose training loop called `frame`; None if the loop is the user's own."""
     while frame is not None:
         path = frame.f_code.co_filename.replace(os.sep, "/")
         for part, framework in _LOOPS.items():
@@ -89,7 +89,7 @@ class UserCode:
         self._skip_callers(sys._getframe(1))
 
     def place(self, frame: FrameType | None) -> tuple[Place | None, str | None]:
-        """The innermost line of user code at or above `frame`, and the library line it went through.
+        """Return the innermost line of user code at or above `frame`, and the library line it went through.
 
         The second part is None when the user's line made the call itself; the first is None when no
         user code is on the stack.
@@ -108,21 +108,21 @@ class UserCode:
         return None, None if via is None else self._via(via)
 
     def is_user(self, code: CodeType) -> bool:
-        """Whether `code` is the user's."""
+        """Return whether `code` is the user's."""
         known = self._kinds.get(id(code))
         return (known[0] if known is not None else self._judge(code)) == _USER
 
     def codes(self) -> list[CodeType]:
-        """The user's code objects that were seen so far."""
+        """Return the user's code objects that were seen so far."""
         return [code for kind, code in list(self._kinds.values()) if kind == _USER]
 
     def is_library(self, code: CodeType) -> bool:
-        """Whether `code` is a library's that the user calls by name; plumbing and our own is not."""
+        """Return whether `code` is of a library that the user calls by name, not plumbing or Flatout."""
         known = self._kinds.get(id(code))
         return (known[0] if known is not None else self._judge(code)) == _LIBRARY
 
     def package(self, code: CodeType) -> str:
-        """The folders of a library's file, from its package on: `tqdm`, `torch/utils/tensorboard`."""
+        """Return the folders of a library's file, from its package on: `tqdm`, `torch/utils/tensorboard`."""
         known = self._packages.get(id(code))
         if known is None:
             path = self._shortened(self.absolute(code.co_filename))
@@ -130,24 +130,24 @@ class UserCode:
         return known[0]
 
     def place_in(self, code: CodeType, *, line: int | None = None) -> Place:
-        """A line of `code` as a Place; its first line by default."""
+        """Return a line of `code` as a Place; its first line by default."""
         return self._user_place(code, code.co_firstlineno if line is None else line)
 
     def place_at(self, path: str, *, line: int, function: str | None = None) -> Place:
-        """A line of the file at `path` as a Place."""
+        """Return a line of the file at `path` as a Place."""
         return Place(file=self._shown(self.absolute(path)), line=line, function=function)
 
     def is_user_file(self, path: str) -> bool:
-        """Whether code of the file at `path` would be the user's."""
+        """Return whether code in the file at `path` would be the user's."""
         return self._judge_file(path) == _USER
 
     def loops_around(self, place: Place) -> tuple[int, ...]:
-        """The first lines of the loops around a line, outer loops first."""
+        """Return the first lines of the loops around a line, outer loops first."""
         spans = loop_spans(self.path(place.file))
         return tuple(first for first, last in spans if first <= place.line <= last)
 
     def named(self, names: tuple[str, ...]) -> Place | None:
-        """The first line of the user's files that uses one of these names; None where none does."""
+        """Return the first line of the user's files that uses one of these names, or None."""
         for path in dict.fromkeys(self.absolute(code.co_filename) for code in self.codes()):
             line = line_naming(path, names)
             if line is not None:
@@ -155,11 +155,11 @@ class UserCode:
         return None
 
     def path(self, file: str) -> str:
-        """The absolute path of a Place's file."""
+        """Return the absolute path of a Place's file."""
         return os.path.join(self.folder, file)
 
     def sources(self, places: Iterable[Place | None], *, context: int = 4) -> dict[str, dict[str, str]]:
-        """The source around `places`: file, then line number, then text; what cannot be read is left out."""
+        """Return the readable source around `places`: file, then line number, then text."""
         excerpts: dict[str, dict[str, str]] = {}
         for place in places:
             if place is None:
@@ -174,11 +174,11 @@ class UserCode:
         }
 
     def absolute(self, file: str) -> str:
-        """The real path of a code object's file name."""
+        """Return the real path of a code object's file name."""
         return file if file == _TEXT else os.path.realpath(os.path.join(self._start_folder, file))
 
     def _skip_callers(self, frame: FrameType | None) -> None:
-        """Text below us is what started this process: `python -c`, or a worker's first line."""
+        """Skip the code that started this process: `python -c`, or a worker's first line."""
         while frame is not None:
             if frame.f_code.co_filename == _TEXT:
                 self._kinds[id(frame.f_code)] = (_SKIPPED, frame.f_code)
@@ -213,7 +213,7 @@ class UserCode:
         key = (id(code), line)
         place = self._places.get(key)
         if place is None:
-            self._judge(code)  # which also keeps the id from being used again
+            self._judge(code)  # this also keeps the id from being reused
             file = self._shown(self.absolute(code.co_filename))
             place = self._places[key] = Place(file=file, line=line, function=_function_name(code))
         return place
@@ -231,7 +231,7 @@ class UserCode:
         return via
 
     def _shortened(self, path: str) -> str:
-        """The part of a library path that begins with the package: torch/nn/modules/linear.py."""
+        """Return the part of a library path from the package on: torch/nn/modules/linear.py."""
         parts = path.split(os.sep)
         for position in range(len(parts) - 2, -1, -1):
             if parts[position] in _PACKAGE_FOLDERS:
@@ -244,7 +244,7 @@ class UserCode:
 
 @functools.lru_cache(maxsize=256)
 def loop_spans(path: str) -> tuple[tuple[int, int], ...]:
-    """(first line, last line) of every loop of a source file, outer loops first."""
+    """Return (first line, last line) of every loop of a source file, outer loops first."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -255,7 +255,7 @@ def loop_spans(path: str) -> tuple[tuple[int, int], ...]:
 
 @functools.lru_cache(maxsize=256)
 def line_naming(path: str, names: tuple[str, ...]) -> int | None:
-    """The first line of a source file that uses one of these names, an argument's among them."""
+    """Return the first line of a source file that uses one of these names, also as an argument."""
     try:
         tree = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -284,7 +284,7 @@ def _library_roots() -> tuple[str, ...]:
 
 
 def _function_name(code: CodeType) -> str | None:
-    """`Model.forward`; a comprehension counts as the function around it, module level as None."""
+    """Return `Model.forward`; a comprehension counts as its enclosing function, module level as None."""
     parts = code.co_qualname.split(".")
     while parts and parts[-1] in (*_COMPREHENSIONS, "<locals>", "<module>"):
         parts.pop()

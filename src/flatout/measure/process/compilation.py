@@ -1,10 +1,10 @@
 """What torch.compile does during the job, from dynamo's own records.
 
-Dynamo notes every compilation with its time and, where it is not the first of a function, the guard that
-failed; it notes every break of a graph with the user's stack.  Both are read at the ends of steps: nothing of
-ours is inside a compiled region.  Steps of arms are left out, since half a batch compiles anew by our doing.
+Dynamo records every compilation with its time and, if it is not a function's first, the guard that failed; it
+records every graph break with the user's stack.  Both are read when steps end: nothing of ours is inside a
+compiled region.  Steps of arms are excluded, since half a batch recompiles because of us.
 
-A function that was compiled eight times runs uncompiled from then on, with a warning that is easily missed.
+After eight compilations a function runs uncompiled, with a warning that is easily missed.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class CompilationWatch:
 
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
-        self._functions: dict[str, _Function] = {}  # by dynamo's number of the frame
+        self._functions: dict[str, _Function] = {}  # by dynamo's frame number
         self._breaks: Counter[tuple[Place, str]] = Counter()
         self._last: Any = None
         self._num_breaks = 0
         self.num_steps = 0
 
     def step_end(self, label: str) -> bool:
-        """A step of an arm or instrument ended; whether anything was compiled in it."""
+        """Read the records after a step with this label; return whether anything was compiled in it."""
         dynamo = sys.modules.get("torch._dynamo.utils")
         self.num_steps += label == "real"
         if dynamo is None:
@@ -123,7 +123,7 @@ class CompilationWatch:
         return self._user_code.is_user_file(file)
 
     def evidence(self, *, steps_s: float) -> Compilation | None:
-        """What was compiled; None where nothing was.  `steps_s` are all real steps together."""
+        """Return what was compiled, or None; `steps_s` is the total of all real steps."""
         if not self._functions:
             return None
         functions = sorted(self._functions.values(), key=lambda each: (-each.late_s, -each.compile_s))
@@ -158,7 +158,7 @@ class CompilationWatch:
 
 
 def _read(reason: str) -> tuple[str, int | None]:
-    """The guard that failed, and its line where dynamo says one."""
+    """Split a reason into the guard that failed and its line, if dynamo names one."""
     words = reason.partition("\n")[0].partition(": ")[2] or reason
     where = _WHERE.search(words)
     guard = re.split(r"\s{2,}#|\s*\(HINT|\s# \S+:\d+ in ", words, maxsplit=1)[0].strip()
@@ -166,5 +166,5 @@ def _read(reason: str) -> tuple[str, int | None]:
 
 
 def _plain(words: str) -> str:
-    """`generic_jump TensorVariable()` is a branch that depends on a tensor's value."""
+    """Translate dynamo's words: `generic_jump TensorVariable()` is a branch on a tensor's value."""
     return "a branch depends on a tensor's value" if words.startswith("generic_jump") else words

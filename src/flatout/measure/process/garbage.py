@@ -1,12 +1,12 @@
-"""Pauses of Python's garbage collector, by the collector's own announcements.
+"""Pauses of Python's garbage collector, as the collector itself reports them.
 
-A collection walks the objects of its generation while the interpreter stands still: some microseconds for
-new ones, but a tenth of a second for all of a job that holds a million.  The collector says when it begins
-and ends, so that nothing has to be guessed, and a job without collections pays nothing.  What is collected
-while torch.compile makes its objects is a part of what compiling costs.
+A collection walks the objects of its generation while the interpreter stands still: some microseconds for the
+youngest generation, a tenth of a second for a full collection of a million objects.  The collector reports
+when it begins and ends, so nothing has to be guessed, and a job without collections pays nothing.  A
+collection while torch.compile makes its objects belongs to the cost of compiling.
 
-Python drops what is raised in a listener of the collector.  A signal that came during a collection raises
-in the first Python code after it, which is the listener: a Ctrl-C would be lost.  It is sent once more.
+Python drops what a listener of the collector raises.  A signal that arrives during a collection raises in the
+first Python code after it, which is the listener: a Ctrl-C would be lost, so it is sent once more.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from flatout.measure.evidence import Garbage, Place
 from flatout.measure.patches import Patches, keep_out_of_graphs
 from flatout.measure.user_code import UserCode
 
-AGAIN_S = 0.01  # after a dropped interrupt: the listener has returned
-MOST_OF_IT = 0.9  # of all pauses, by which the steps that have them are counted
+AGAIN_S = 0.01  # after a dropped interrupt, when the listener has returned
+MOST_OF_IT = 0.9  # of all pause time, to count the steps that hold it
 
 
 class GarbageWatch:
-    """Adds up pauses by step; an arm stops the collections that the job asks for."""
+    """Adds up pauses by step; an arm can suppress the collections that the job asks for."""
 
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
@@ -57,7 +57,7 @@ class GarbageWatch:
         def collect_noted(*args: Any, **kwargs: Any) -> int:
             frame = sys._getframe(1)
             if not (self._user_code.is_user(frame.f_code) or self._user_code.is_library(frame.f_code)):
-                return collect(*args, **kwargs)  # ours
+                return collect(*args, **kwargs)  # our own call
             if self.stopped:
                 return 0
             self.place = self._user_code.place(frame)[0] or self.place
@@ -81,11 +81,11 @@ class GarbageWatch:
         self.forget_step()
 
     def forget_step(self) -> None:
-        """A step begins: what was collected before is not its own."""
+        """Forget what was collected before the step begins."""
         self._step_s = self._asked_in_step_s = 0.0
 
     def evidence(self, *, steps_s: float) -> Garbage | None:
-        """None where nothing was collected in a step as it is, or none was seen."""
+        """Return the pauses of unchanged steps; None if there was none, or no step."""
         if not sum(self.pauses_s) or steps_s <= 0:
             return None
         return Garbage(
@@ -99,6 +99,6 @@ class GarbageWatch:
 
 
 def num_paused(pauses_s: list[float]) -> int:
-    """The fewest steps that hold most of the pauses."""
+    """Return the fewest steps that hold most of the pauses."""
     so_far = itertools.accumulate(sorted(pauses_s, reverse=True))
     return 1 + sum(held_s < MOST_OF_IT * sum(pauses_s) for held_s in so_far)

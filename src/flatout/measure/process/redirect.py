@@ -1,9 +1,9 @@
-"""Where a tuning runs a script, what that writes goes to a folder that is thrown away.
+"""Send a script's writes to a scratch folder while a tuning runs it.
 
-A script saves checkpoints and logs where it always does; a trial of it must not overwrite those.  Files that
-Python or torch opens for writing are made in the scratch folder under the same path, and read from there
-afterwards.  A file that is opened to be changed or added to is copied there first.  What lies in the
-system's temporary folder, and what is not a file (a terminal, a pipe), is left alone.
+A script saves checkpoints and logs where it always does; a trial must not overwrite those.  Files that Python
+or torch opens for writing are created in the scratch folder under the same path, and later reads find them
+there.  A file that is opened for update or append is copied there first.  Files in the system's temporary
+folder, and anything that is not a file (a terminal, a pipe), stay as they are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WRITING = set("wax+")
 
 
 def redirect_writes(patches: Patches, scratch: Path, *, apart: Sequence[Path] = ()) -> Mirror:
-    """Send writes of this process and of its forked children to `scratch`, but for those in `apart`."""
+    """Send writes of this process and its forked children to `scratch`, except those in `apart`."""
     mirror = Mirror(scratch, apart)
     real_open, real_os_open, real_mkdir = builtins.open, os.open, os.mkdir
 
@@ -61,7 +61,7 @@ def redirect_writes(patches: Patches, scratch: Path, *, apart: Sequence[Path] = 
 
 
 def redirect_torch(patches: Patches, mirror: Mirror) -> None:
-    """Archives of torch and safetensors are written past Python's `open`."""
+    """Redirect archives of torch and safetensors, which bypass Python's `open`."""
     import torch
 
     real_save = torch.save
@@ -108,7 +108,7 @@ def _reading(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
 
 
 class Mirror:
-    """Paths and where they are in the scratch folder."""
+    """Maps paths to the scratch folder."""
 
     def __init__(self, scratch: Path, apart: Sequence[Path] = ()) -> None:
         self._scratch = os.path.realpath(scratch)
@@ -121,7 +121,7 @@ class Mirror:
         self._here = here if here.startswith(os.path.join(temporary, "")) else None
 
     def is_free(self, path: Any) -> bool:
-        """Whether a path may be written as it is."""
+        """Return whether a path may be written directly."""
         whole = os.path.realpath(os.fsdecode(path))
         named = os.path.join(whole, "")
         if named.startswith(self._apart):
@@ -135,14 +135,14 @@ class Mirror:
         return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
     def now(self, path: Any) -> Any:
-        """Where a path is read from: the scratch folder, once something was written there."""
+        """Return where to read a path: in the scratch folder if it was written there."""
         there = self._there(path)
         if there is None or not _exists(there):
             return path
         return path if os.path.isdir(there) and _exists(path) else there
 
     def for_writing(self, path: Any, *, keep: bool) -> Any:
-        """Where a path is written to; with `keep` what it holds comes along."""
+        """Return where to write a path; with `keep`, copy its contents first."""
         there = self._there(path)
         if there is None:
             return path

@@ -1,7 +1,7 @@
-"""How many threads an operator on the CPU uses, and the line that says so.
+"""How many threads a CPU operator uses, and which line sets the number.
 
-torch takes the number from OMP_NUM_THREADS, or as many as the machine has cores: in a container that may use
-a few of them, and in each of several processes, that is more than there are.
+torch takes the number from OMP_NUM_THREADS, or uses as many as the machine has cores: too many in a container
+that may use only a few of them, and in each of several processes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class ThreadsWatch:
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
         self._place: Place | None = None
-        self.held: int | None = None  # the job's own number, while an arm has another one
+        self.held: int | None = None  # the job's own number, while an arm uses another
 
     def install(self, patches: Patches) -> None:
         import torch
@@ -28,7 +28,7 @@ class ThreadsWatch:
 
         def set_noted(number: int) -> None:
             set_num_threads(number)
-            if self.held is None:  # else an arm's
+            if self.held is None:  # otherwise an arm's
                 place, via = self._user_code.place(sys._getframe(1))
                 self._place = place if via is None else self._place
 

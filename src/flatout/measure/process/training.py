@@ -1,8 +1,8 @@
-"""What training itself shows on the way: losses, parameters without a gradient, schedules that are over.
+"""What training itself shows: losses, parameters without a gradient, schedules that have ended.
 
-Nothing here slows a timed step.  A loss is looked at in warm-up alone, since reading it waits for the GPU;
-the parameters that had no gradient so far are asked again after each step, and mostly there are none left
-after the first.
+Nothing here slows a timed step.  Losses are read during warm-up only, since reading waits for the GPU; after
+each step only the parameters that never had a gradient are checked again, and after the first step there are
+mostly none left.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from flatout.measure.user_code import UserCode
 
 HORIZONS = {"CosineAnnealingLR": "T_max", "PolynomialLR": "total_iters"}  # by name: subclasses may differ
 MOST_NAMES = 5
-READ = ("cpu", "cuda")  # devices whose losses are looked at
+READ = ("cpu", "cuda")  # devices whose losses are read
 
 
 @dataclass(slots=True)
 class Steps:
-    """What an optimizer's steps have shown of its parameters."""
+    """What an optimizer's steps have shown about its parameters."""
 
     num: int = 0
-    num_looked: int = 0  # of them
+    num_looked: int = 0  # steps after which the parameters were checked
     num_parameters: int = 0
     without: list[Any] = field(default_factory=list)  # parameters that never had a gradient
 
@@ -40,7 +40,7 @@ class TrainingWatch:
         self._clock, self._user_code = clock, user_code
         self._loss: Any = None  # of this step
         self._looks = True
-        self._disturbed = False  # an arm may give gradients where there are none
+        self._disturbed = False  # an arm may give gradients to parameters that have none
         self._untrained: tuple[Untrained, ...] = ()
         self._schedules: tuple[RateSchedule, ...] = ()
         self.finite: list[bool] = []
@@ -60,7 +60,7 @@ class TrainingWatch:
         patches.replace(LRScheduler, "__init__", make_noted)
 
     def note_loss(self, given: Any) -> None:
-        """What `backward` was called on."""
+        """Remember the loss that `backward` was called on."""
         if not self._looks:
             return
         import torch
@@ -70,7 +70,7 @@ class TrainingWatch:
             self._place = self._user_code.place(sys._getframe(1))[0] or self._place
 
     def note_optimizer(self, optimizer: Any) -> None:
-        """After its step."""
+        """Check an optimizer's parameters after its step."""
         steps = self._steps.get(optimizer)
         if steps is None:
             steps = self._steps[optimizer] = Steps()
@@ -88,11 +88,11 @@ class TrainingWatch:
             return
         import torch
 
-        if not (loss.is_cuda and torch.cuda.is_current_stream_capturing()):  # where nothing may wait
+        if not (loss.is_cuda and torch.cuda.is_current_stream_capturing()):  # a capture must not wait
             self.finite.append(bool(loss.isfinite()))
 
     def block_begins(self, *, of_arm: bool) -> None:
-        """Look at optimizers and schedules while they are there: they end with the script."""
+        """Read optimizers and schedules while they exist: they end with the script."""
         if not self._disturbed:
             self._untrained = tuple(self._find_untrained())
         self._disturbed |= of_arm
@@ -103,18 +103,18 @@ class TrainingWatch:
         return Training(losses=losses, untrained=self._untrained, schedules=self._schedules)
 
     def _num_not_finite(self) -> int:
-        """Steps in a row at the end of warm-up whose loss was infinite or not a number."""
+        """Count the steps in a row, at the end of warm-up, whose loss was not finite."""
         return next((num for num, fine in enumerate(reversed(self.finite)) if fine), len(self.finite))
 
     def _find_untrained(self) -> list[Untrained]:
         found = []
         for steps in list(self._steps.values()):
-            if steps.without and len(steps.without) < steps.num_parameters:  # else it needs no gradients
+            if steps.without and len(steps.without) < steps.num_parameters:  # otherwise it needs no gradients
                 found += self._by_owner(steps.without, steps.num_looked)
         return found
 
     def _by_owner(self, parameters: list[Any], steps: int) -> list[Untrained]:
-        """Parameters by the user's module that holds them."""
+        """Group parameters by the user's module that holds them."""
         import torch
 
         wanted = {id(each): each for each in parameters}

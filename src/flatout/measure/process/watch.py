@@ -1,4 +1,4 @@
-"""What the process does beside its steps, under one watch."""
+"""One watch over what the process does beside its steps."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ProcessWatch:
         self.training.step_end(arm)
 
     def evidence(self, *, real_s: float) -> dict[str, Any]:
-        """Fields of Evidence; `real_s` are the seconds of all real steps."""
+        """Return fields of Evidence; `real_s` is the total of all real steps."""
         return {
             "compilation": self.compilation.evidence(steps_s=real_s),
             "garbage": self.garbage.evidence(steps_s=real_s),

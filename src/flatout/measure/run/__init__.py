@@ -1,17 +1,17 @@
 """A job under observation.
 
 launch      start the job in a child process, and leave nothing of it behind
-child       the entry of that process
+child       the entry point of that process
 lineage     parents and children: orphans, death signals, exit codes between the two
 session     run the script as `__main__` and end it when enough is known
 loop        the same for a loop given as a function, in this process
-observer    count the job's steps and give each instrument its own
+observer    count the job's steps and assign them to instruments
 steps       where a step ends, and `flatout.step()`
 schedule    which steps serve which instrument and which arm
-rows        the steps as they were noted
-watchdog    gives up on a block of steps that does not end
+rows        the recorded steps
+watchdog    give up on a block of steps that hangs
 passes      the instruments that slow a job down, each on for the few steps of its pass
 ranks/      several processes of one job, on one machine or many
 episodes    time outside the typical step: evaluations, rollouts, checkpoints, set-up
-assemble    from notes to one Evidence document
+assemble    turn the notes into one Evidence document
 """

@@ -1,4 +1,4 @@
-"""From what the observer noted to one Evidence document."""
+"""Turn the observer's notes into one Evidence document."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ from flatout.measure.run.observer import Observer
 from flatout.measure.run.ranks.agreement import unwatched_processes
 from flatout.measure.run.rows import build_steps
 
-MOST_SHOWN_LINES = 60  # of a block that was left out
-MOST_SHOWN_PATHS = 40  # whose source lines the evidence carries
+MOST_SHOWN_LINES = 60  # of a removed block
+MOST_SHOWN_PATHS = 40  # paths whose source lines the evidence carries
 OF_AN_ARM = ("place", "last_line", "function", "value", "roofline_s", "parent")
 
 
@@ -55,7 +55,7 @@ class Ending:
 
 @dataclass(slots=True)
 class Assembly:
-    """Facts fixed at the start, completed with the observer's notes whenever evidence is wanted."""
+    """Facts fixed at the start, completed with the observer's notes whenever evidence is needed."""
 
     command: tuple[str, ...]
     folder: str
@@ -64,7 +64,7 @@ class Assembly:
     )
 
     def evidence(self, observer: Observer, ending: Ending, *, wait: bool = True) -> Evidence:
-        """`wait` lets the GPU finish first, so that every step's events can be read."""
+        """Assemble the evidence; `wait` lets the GPU finish first, so that all step events are readable."""
         if wait and observer.marks is not None:
             import torch
 
@@ -77,7 +77,7 @@ class Assembly:
         loaders = _with_lines(observer.loaders.evidence(), tools.stacks)
         modules = tools.modules.evidence(observer.optimizers) if tools.modules is not None else ()
         episodes = _episodes(observer, loaders)
-        steps = build_steps(observer.rows)  # of which the episodes told which are typical
+        steps = build_steps(observer.rows)  # the episodes told which of them are typical
         counterfactuals = _counterfactuals(observer, steps)
         evidence = Evidence(
             job=self._job(observer, ending),
@@ -144,7 +144,7 @@ def _counterfactuals(observer: Observer, steps: tuple[Step, ...]) -> tuple[Count
 
 
 def _with_lines(loaders: tuple[Loader, ...], stacks: Stacks | None) -> tuple[Loader, ...]:
-    """Where the training process makes the batches itself, its own stacks tell in which lines."""
+    """Add fetch lines from the training thread's own samples, if that process makes the batches itself."""
     trained = [loader for loader in loaders if loader.trains]
     if stacks is None or len(trained) != 1 or trained[0].num_workers:
         return loaders
@@ -173,7 +173,7 @@ def _episodes(observer: Observer, loaders: tuple[Loader, ...]) -> tuple[Episode,
 
 
 def _with_waits(found: Counterfactual, steps: tuple[Step, ...]) -> Counterfactual:
-    """A gain over steps on one and the same batch as one over real steps, which also wait for batches."""
+    """Convert a gain over steps on a single batch to a gain over real steps, which also wait for batches."""
     real = [step for step in steps if step.arm == REAL and step.kept]
     if not real:
         return found
@@ -225,7 +225,7 @@ def _gpu(observer: Observer) -> Gpu | None:
 
 
 def _roofline(observer: Observer) -> Roofline | None:
-    """What a step needs at the speeds of this device; None where its arithmetic was not counted."""
+    """Return what a step needs at this device's speeds; None if its arithmetic was not counted."""
     memory = observer.tools.memory
     if memory is None or memory.num_bytes is None or observer.device not in ("cpu", "cuda"):
         return None
@@ -270,7 +270,7 @@ def _precision(observer: Observer, autocasts: list[str | None]) -> Precision:
 
 
 def _scales_loss() -> bool:
-    """Whether the job has a gradient scaler that scales."""
+    """Return whether the job has an active gradient scaler."""
     import torch
 
     kinds = (torch.amp.GradScaler, torch.cuda.amp.GradScaler)
@@ -327,13 +327,13 @@ def _places(evidence: Evidence) -> list[Place | None]:
 
 
 def _loop_headers(stacks: Stacks) -> list[Place | None]:
-    """The first lines of the loops that the training thread was found in."""
+    """Return the first lines of the loops in which the training thread was found."""
     lines = {place: stacks.loops.get(str(place), ()) for path in stacks.paths for place in path.places}
     return [replace(place, line=line) for place, headers in lines.items() for line in headers]
 
 
 def _lines(found: Counterfactual) -> list[Place | None]:
-    """Every line of the block that an arm is about, as far as a page shows it."""
+    """Return every line of an arm's block, as far as a page shows it."""
     place = found.place
     if place is None:
         return []

@@ -1,6 +1,6 @@
-"""Entry of the observed process, which the script will replace as `__main__`.
+"""Entry point of the observed process; the script will replace it as `__main__`.
 
-Everything with a life of its own is in modules that keep their name.
+Everything that must outlive that lives in modules that keep their name.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MODULE = "flatout.measure.run.child"
 
 
 def main(at_start: Collection[str]) -> None:
-    # Until there is something to save, an interrupt ends this process without a word.
+    # Until there is something to save, an interrupt ends this process silently.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     given = json.loads(sys.argv[1])
     end_with(given.get("parent"))  # first of all, because imports take long

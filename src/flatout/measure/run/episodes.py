@@ -1,14 +1,13 @@
 """Time outside the typical step: evaluations, rollouts, checkpoints, epoch starts, set-up.
 
-A step that takes several times as long as its like holds something else, and so may the first step of an
-epoch.  What it takes beyond a typical step is the time in question; the looks at the stack that fell into it
-say which of the user's lines hold it.  The line is the outermost one that no typical step has on its stack:
-`evaluate(model)` in the loop, not the model's own lines below it.  Time in which another program held the
-core is not counted.
+A step that takes several times as long as its peers holds something else, and so may the first step of an
+epoch.  Its excess over a typical step is the time to explain, and the stack samples in it say which of the
+user's lines hold it.  That line is the outermost one that no typical step has on its stack: `evaluate(model)`
+in the loop, not the model's own lines below it.  Time in which another program held the core does not count.
 
-A diagnosis sees a minute of a job that may take days.  What comes again is spread over the steps it was seen
-in, or over the epoch where it comes with each; what is paid once (set-up, compilation) is not spread at all,
-and neither is what was seen a single time.
+A diagnosis sees a minute of a job that may take days.  Time that recurs is spread over the steps in which it
+was seen, or over the epoch if it comes with each; time paid once (set-up, compilation) or seen a single time
+is not spread.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ COUNTED = (
     "cached",
     "half",
     "stacks",
-)  # arms in which a job does all it does outside the step
+)  # arms in which a job still does everything outside the step
 FEWEST = 4  # steps of an arm, to know what is usual
-LEAST_EPOCH_START = 1.5  # of a usual step
+LEAST_EPOCH_START = 1.5  # times a usual step
 LEAST_SET_UP_S = 1.0
-FEWEST_LOOKS = 3  # for a cause to be one
-LATE_S = 0.001  # of a look: then it is about what came before the line that it found
-LEAST_TYPICAL = 0.002  # of the looks at typical steps, for a line to be one of theirs
-ALIKE = math.log(1.5)  # long steps whose excess differs by no more than this factor
-UNLIKE = 10.0  # added to the distance of two long steps where only one begins an epoch, or calls more models
+FEWEST_LOOKS = 3  # for a cause to count
+LATE_S = 0.001  # a sample this late shows what came before the line that it found
+LEAST_TYPICAL = 0.002  # of the samples in typical steps, for a line to belong to them
+ALIKE = math.log(1.5)  # the largest ratio between the excesses of similar long steps
+UNLIKE = 10.0  # added to the distance of two long steps if only one begins an epoch or calls more models
 MOST_EPISODES = 20
 EVALUATES = re.compile(r"eval|valid|test|score|metric|loss|accura|perplex", re.IGNORECASE)
 SAVES = re.compile(r"save|checkpoint", re.IGNORECASE)
@@ -52,16 +51,16 @@ Loops = Callable[[Place], tuple[int, ...]]  # the first lines of the loops aroun
 
 @dataclass(slots=True)
 class LongStep:
-    """A step far longer than usual, and the looks that fell into it."""
+    """A step far longer than usual, and the samples in it."""
 
     row: StepRow
     took_s: float
     excess_s: float  # over a usual step
-    more_calls: bool  # of models than a usual step makes
+    more_calls: bool  # models are called more often than in a usual step
     looks: list[Look] = field(default_factory=list)
 
     def distance(self, other: LongStep) -> float:
-        """How unlike two long steps are: by what they take beyond a usual one, and by what else is known."""
+        """Return how unlike two long steps are: by their excess, and by what else is known of them."""
         apart = abs(math.log(max(self.excess_s, 1e-9) / max(other.excess_s, 1e-9)))
         differ = (self.row.begins_epoch != other.row.begins_epoch) + (self.more_calls != other.more_calls)
         return apart + UNLIKE * differ
@@ -69,16 +68,16 @@ class LongStep:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What a look found outside the typical step."""
+    """What a sample found outside the typical step."""
 
     place: Place
     function: str | None
-    library: str | None = None  # what libraries did, where the user's own lines are those of every step
+    library: str | None = None  # what libraries did, if the user's own lines are in every step
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A long step with looks: the seconds that they stand for, all together and by cause."""
+    """A long step with samples: the seconds they stand for, in total and by cause."""
 
     step: LongStep
     weights: Mapping[Cause, float]
@@ -87,13 +86,13 @@ class Seen:
 
 @dataclass(slots=True)
 class CauseTally:
-    """Everything found of one cause."""
+    """Everything found about one cause."""
 
     seconds: float = 0.0
     steps: set[int] = field(default_factory=set)
     looks: list[Look] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
-    with_epoch: bool = True  # every time in the first step of a training epoch
+    with_epoch: bool = True  # always in the first step of a training epoch
     more_calls: bool = False
     loads: bool = False
 
@@ -103,7 +102,7 @@ class CauseTally:
         self.names |= {place.function for place in look.places if place.function and place != cause.place}
 
     def innermost(self, cause: Cause) -> Place | None:
-        """The line below the cause in which most of the looks ended, if half of them did."""
+        """Return the line below the cause in which most samples ended, if half of them did."""
         ends = Counter(look.places[-1] for look in self.looks if look.places[-1] != cause.place)
         place, num = ends.most_common(1)[0] if ends else (None, 0)
         return place if num * 2 >= len(self.looks) else None
@@ -120,15 +119,15 @@ def find_episodes(
     has_loader: bool,
     seconds: Mapping[int, float] | None = None,
 ) -> tuple[Episode, ...]:
-    """Episodes of a run, those that cost most per step first; those paid once come last.
+    """Find the episodes of a run, those that cost most per step first; those paid once come last.
 
-    `seconds` are what steps took on the GPU's clock, by their index: a host that waits for work it asked for
-    long ago holds nothing up.  Rows that hold an episode are marked: their steps are not typical.
+    `seconds` maps step indices to seconds on the GPU's clock: a host that waits for work it queued long ago
+    delays nothing.  Rows that hold an episode are marked: their steps are not typical.
     """
     looks = list(looks)
     timed = [row for row in rows if row.arm not in ("warmup", *INSTRUMENTS) or row.arm in COUNTED]
     num_steps = sum(row.arm in COUNTED for row in timed)
-    for row in timed:  # more is known than when it was asked for last
+    for row in timed:  # more is known than at the last call
         row.apart = False
     long = list(_long_steps(timed, seconds or {}))
     found: list[Episode] = []
@@ -160,11 +159,11 @@ def find_episodes(
 
 def _long_steps(rows: Sequence[StepRow], seconds: Mapping[int, float]) -> Iterator[LongStep]:
     def took_s(row: StepRow) -> float:
-        """Without the time in which others held the cores: that is the machine's, not the job's."""
+        """Exclude time in which others held the cores: it belongs to the machine, not the job."""
         return max(0.0, seconds.get(row.index, row.host_s) - row.in_line_s)
 
     def work_s(row: StepRow) -> float:
-        """Loaders with several workers wait in bursts, which belong to the typical step."""
+        """Exclude waits: loaders with several workers wait in bursts, which belong to the typical step."""
         return took_s(row) - row.totals[WAIT]
 
     starts_count = sum(row.epoch_start for row in rows) * 2 > len(rows)
@@ -182,7 +181,7 @@ def _long_steps(rows: Sequence[StepRow], seconds: Mapping[int, float]) -> Iterat
 
 
 class _LinedUp:
-    """Looks by the time they were taken at."""
+    """Stack samples, ordered by time."""
 
     def __init__(self, looks: list[Look]) -> None:
         self._looks = looks
@@ -205,7 +204,7 @@ class _Typical:
         for path in stacks.paths if stacks is not None else ():
             for place in set(path.places):
                 found[place] += path.samples
-        # a look on the border of two steps may have been taken for the wrong one
+        # a sample on the border of two steps may have been assigned to the wrong one
         least = LEAST_TYPICAL * max(found.values(), default=0)
         places = [place for place, num in found.items() if num >= least]
         self._lines = {(place.file, place.line) for place in places}
@@ -221,24 +220,24 @@ class _Typical:
                 if header is not None and header != place.line:
                     place, called = replace(place, line=header), None
                 return Cause(place, called)
-        if look.in_loader and begins_epoch:  # a sampler's or a dataset's lines are the loader's time
+        if look.in_loader and begins_epoch:  # lines of a sampler or dataset are the loader's time
             return Cause(look.places[min(look.in_loader, len(look.places)) - 1], None, "loading")
         if look.places and look.library in ("checkpoint", "compilation"):
             return Cause(look.places[-1], look.callee, look.library)
         return None
 
     def _loop(self, place: Place) -> int | None:
-        """The outermost loop around a line that is not the training loop."""
+        """Return the outermost loop around a line that is not the training loop."""
         headers = (header for header in self._loops(place) if (place.file, header) not in self._headers)
         return next(headers, None)
 
 
 def _tally(long: list[LongStep], typical: _Typical) -> dict[Cause, CauseTally]:
-    """The excess of each long step, divided by what its looks found.
+    """Divide the excess of each long step by what its samples found.
 
-    A step too short for a look is divided as the looks at steps like it are, all of them together: one look
-    may have hit the typical part of its step, and says little about any other.  A look that came late to a
-    typical line says nothing: it was due in what held the interpreter's lock before.
+    A step too short for a sample is divided like all samples in similar steps together: a single sample may
+    have hit the typical part of its step, and says little about another.  A late sample in a typical line
+    says nothing: it was due in whatever held the interpreter's lock before.
     """
     tallies: dict[Cause, CauseTally] = defaultdict(CauseTally)
     seen: dict[int, Seen] = {}
@@ -278,7 +277,7 @@ def _tally(long: list[LongStep], typical: _Typical) -> dict[Cause, CauseTally]:
 
 
 def _alike(step: LongStep, seen: list[Seen]) -> list[Seen]:
-    """The steps with looks that a long step without one is most like."""
+    """Return the sampled steps that a long step without samples is most like."""
     nearest = min(seen, key=lambda each: each.step.distance(step))
     return [each for each in seen if each.step.distance(step) <= ALIKE] or [nearest]
 
@@ -334,7 +333,7 @@ def _kind(cause: Cause, tally: CauseTally, *, has_loader: bool) -> EpisodeKind:
 
 
 def _set_up(rows: Sequence[StepRow], looks: Sequence[Look], started_at_s: float) -> Episode | None:
-    """What came before the first step, with the line that holds most of it."""
+    """Return the time before the first step, with the line that holds most of it."""
     if not rows:
         return None
     first_s = rows[0].ended_at_s - sum(rows[0].totals)
@@ -355,7 +354,7 @@ def _set_up(rows: Sequence[StepRow], looks: Sequence[Look], started_at_s: float)
 
 
 def heaviest(looks: Sequence[Look]) -> tuple[Place, str | None]:
-    """The innermost line that holds at least half of the looks, and what it calls."""
+    """Return the innermost line that holds at least half of the samples, and what it calls."""
     depth, among = 0, list(looks)
     while True:
         at = Counter(look.places[depth] for look in among if len(look.places) > depth)

@@ -1,9 +1,8 @@
-"""Starting the job in a child process, and leaving nothing of it behind.
+"""Start the job in a child process, and leave nothing of it behind.
 
 The child shares the terminal: the script's own output and input pass through.  Orphans of the job (its
-workers, when it dies hard) become children of this process and are ended with it; they are recognised
-by a mark in their environment, so nobody else's processes are touched.  If this process is killed itself,
-the job ends with it.
+workers, if it dies hard) become children of this process and end with it; a mark in their environment
+identifies them, so nobody else's processes are touched.  If this process is killed, the job ends with it.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from flatout.measure.run.ranks.exchange import Exchange
 
 GRACE_S, AGAIN_S = 25.0, 2.5
 MARK = "FLATOUT_JOB"
-SCRATCH = "FLATOUT_SCRATCH"  # names the folder for what scripts write, where it is to be thrown away
+SCRATCH = "FLATOUT_SCRATCH"  # names the folder for a script's writes, if they are to be discarded
 SCRIPTS_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 MOST_RETRIES = 3
 ITS_WORDS = "its last output is above"
@@ -57,7 +56,7 @@ def default_evidence_path(command: Sequence[str]) -> Path:
 
 @contextlib.contextmanager
 def writes_thrown_away() -> Iterator[None]:
-    """Keep what jobs write that are started meanwhile, here or by torchrun, out of the user's folders."""
+    """Keep the writes of jobs started meanwhile, here or by torchrun, out of the user's folders."""
     with tempfile.TemporaryDirectory(prefix="flatout-scratch-") as folder:
         os.environ[SCRATCH] = folder
         try:
@@ -78,7 +77,7 @@ def run_job(
 ) -> Evidence:
     """Run the job under observation; its evidence is at `evidence_path` when this returns or raises."""
     check_command(command, module=module)
-    evidence_path = evidence_path.absolute()  # the script may change its folder
+    evidence_path = evidence_path.absolute()  # the script may change its working directory
     _check_writable(evidence_path)
     options = {
         "command": list(command),
@@ -114,9 +113,9 @@ def run_job(
 def _run_within(
     options: dict[str, Any], to_stderr: bool, on_progress: Callable[[str], None], *, distributed: bool
 ) -> _End:
-    """Run the job, and again without an arm under which it failed, where another run fits into the time.
+    """Run the job, and again without an arm under which it failed, if the time allows another run.
 
-    What was measured before the failure is saved.  Ranks must do the same, so theirs run again in any case.
+    What was measured before the failure is saved.  Ranks must act alike, so they run again in any case.
     """
     deadline_s = time.monotonic() + options["seconds"]
     for _attempt in range(1 + MOST_RETRIES):
@@ -190,7 +189,7 @@ def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[
 
 @dataclass(slots=True)
 class _Told:
-    """What the observed process told beside its progress."""
+    """What the observed process reported beside its progress."""
 
     errors: list[str] = field(default_factory=list)
     failed_arm: tuple[str, str] | None = None
@@ -232,8 +231,8 @@ def _wait(process: subprocess.Popen[bytes], interrupts: Interrupts, told: _Told)
 def _wait_for_end(process: subprocess.Popen[bytes], told: _Told) -> int:
     """Wait for a job that was interrupted.
 
-    An interrupt can get lost while modules are imported: torch goes on when numpy raises anything.  Before
-    the first step there is nothing that a second one could harm.
+    An interrupt can get lost while modules are imported: torch carries on when numpy raises anything.  Before
+    the first step a second interrupt does no harm.
     """
     for _ in range(round(GRACE_S / AGAIN_S)):
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -245,7 +244,7 @@ def _wait_for_end(process: subprocess.Popen[bytes], told: _Told) -> int:
 
 @contextlib.contextmanager
 def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass on the signals that only scripts have a use for: a scheduler knows the number of this process."""
+    """Forward signals that only scripts use: a scheduler knows the number of this process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -259,7 +258,7 @@ def _passed_on(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
 
 def _terminal_signals_group() -> bool:
-    """Whether a Ctrl-C of this terminal went to the job as well: it signals the whole group."""
+    """Return whether a Ctrl-C on this terminal reached the job too: it signals the whole group."""
     try:
         return os.tcgetpgrp(0) == os.getpgrp()
     except OSError:
@@ -267,7 +266,7 @@ def _terminal_signals_group() -> bool:
 
 
 def _end_leftovers(mark: str) -> None:
-    """End what the job left running, and only that."""
+    """End what the job left running, and nothing else."""
     left = [process for process in psutil.Process().children(recursive=True) if _is_marked(process, mark)]
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -287,7 +286,7 @@ def _is_marked(process: psutil.Process, mark: str) -> bool:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """Changes with every write; a file of an earlier run is not this job's evidence."""
+    """Return a stamp that changes with every write: a file of an earlier run is not this job's evidence."""
     try:
         facts = path.stat()
     except FileNotFoundError:

@@ -1,12 +1,12 @@
-"""Parents and children of a job: what a process leaves behind, and what is left when it is killed.
+"""Parents and children of a job: what a process leaves behind, and what remains when it is killed.
 
-Nobody can clean up after SIGKILL but the kernel.  On Linux a process may ask it two things: to be given the
+Only the kernel can clean up after SIGKILL.  On Linux a process may ask it for two things: to be given the
 orphans of its children, and to be sent a signal when its own parent dies: one that no script uses, because
-SIGTERM is the script's.  That second wish follows the *thread* that started the process, so the thread that
-starts a job is the one that waits for it.  It is made by the job itself, never for another process: what is
-only attached to is left alone.
+SIGTERM is the script's.  The second request is bound to the *thread* that started the process, so the thread
+that starts a job also waits for it.  The job makes that request for itself, never for another process:
+processes that are only attached to stay untouched.
 
-Elsewhere there is no such wish, and nothing is done.
+Other systems offer no such request, so nothing is done there.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import os
 import signal
 import sys
 
-# Exit codes by which the observed process tells the launching one what to do next.
+# Exit codes by which the observed process tells its launcher what to do next.
 ARM_FAILED = 75  # the script raised or hung under an arm: run it again without that arm
 NOT_WRITTEN = 74  # the evidence could not be written
-FAILED_ARM = "arm failed: "  # begins the line of its progress that names the arm
+FAILED_ARM = "arm failed: "  # begins the progress line that names the arm
 
 END = getattr(signal, "SIGRTMAX", signal.SIGTERM)  # asks the observed process to save what it knows and end
 SET_PARENT_DEATH_SIGNAL = 1
@@ -27,12 +27,12 @@ SET_CHILD_SUBREAPER = 36
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever the children of this process leave running."""
+    """Become the parent of whatever this process's children leave running."""
     _ask_kernel(SET_CHILD_SUBREAPER, 1)
 
 
 def end_with(parent: int | None) -> None:
-    """Let this process be sent END when `parent`, the process that started it, is gone."""
+    """Ask for the signal END when `parent`, the process that started this one, is gone."""
     if parent is None:
         return
     _ask_kernel(SET_PARENT_DEATH_SIGNAL, END)
@@ -41,7 +41,7 @@ def end_with(parent: int | None) -> None:
 
 
 def is_orphan(parent: int | None) -> bool:
-    """Whether `parent` used to be the parent of this process."""
+    """Return whether `parent` used to be the parent of this process."""
     return parent is not None and os.getppid() != parent
 
 

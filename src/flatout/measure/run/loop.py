@@ -1,4 +1,4 @@
-"""Diagnosis of a loop given as a function: `step(batch)` over a loader, in this process."""
+"""Diagnose a loop given as a function: `step(batch)` over a loader, in this process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def observe_loop(
 ) -> Evidence:
     """Call `step` on batches of `loader`, epoch after epoch, until the measurement is complete.
 
-    An exception of `step` is the caller's own and reaches it unchanged, with every instrument removed.
+    An exception in `step` reaches the caller unchanged, with every instrument removed.
     """
     from torch.utils.data import DataLoader
 
@@ -49,7 +49,7 @@ def observe_loop(
                 if observer.finished:
                     return assembly.evidence(observer, Ending("measured", 0))
             if observer.loaders.num_batches == num_before:
-                break  # a generator that is used up, or a loader without batches
+                break  # an exhausted generator, or a loader without batches
     finally:
         observer.remove()
     if not observer.rows:
@@ -60,7 +60,7 @@ def observe_loop(
 
 
 def _made_at(loader: Any, frame: FrameType | None, user_code: UserCode) -> Place | None:
-    """The line that made `loader`, by the name that the caller has for it; else the line of the call."""
+    """Return the line that made `loader`, found by the caller's name for it, or the line of the call."""
     while frame is not None and not user_code.is_user(frame.f_code):
         frame = frame.f_back
     if frame is None:

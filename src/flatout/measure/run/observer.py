@@ -1,6 +1,6 @@
-"""The observer: counts a job's steps and gives each instrument the steps that are its own.
+"""The observer counts a job's steps and assigns them to instruments and arms.
 
-It lives in the job's process and acts only at step ends, on the training thread.
+It lives in the job's process and acts only when steps end, on the training thread.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ from flatout.measure.run.watchdog import Watchdog
 from flatout.measure.statistics import compare
 from flatout.measure.user_code import UserCode, framework_around
 
-HANGS_S, HANGS = 8.0, 5  # a block of an arm: at least, and as a multiple of a real block's time
-FEWEST_WARM_UP = 2  # steps, where the time is up before the job is warm
-KEPT_STEPS = 8  # of a real block, to be served again in the counterfactual ones
-DETAILED_STEPS = 8  # of a block whose phases are marked on the GPU's stream; the others' ends only
+HANGS_S, HANGS = 8.0, 5  # a block of an arm: at least these seconds, and this multiple of a real block's time
+FEWEST_WARM_UP = 2  # steps, if the time is up before the job is warm
+KEPT_STEPS = 8  # of a real block, to be served again in counterfactual blocks
+DETAILED_STEPS = 8  # of a block, with phases marked on the GPU's stream; the others mark only their ends
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +62,10 @@ class ObserverOptions:
 
     folder: str
     seconds: float = 60.0  # for the whole diagnosis, from here on
-    counterfactuals: bool = True  # False where the job's own training is to be kept as it is
+    counterfactuals: bool = True  # False if the job's own training must stay as it is
     skipped: Mapping[str, str] = field(default_factory=dict)  # arms under which the job failed, and how
-    any_thread: bool = True  # False where the thread that made the observer trains
-    same: bool = False  # also measure steps under which nothing is changed
+    any_thread: bool = True  # False if the thread that made the observer trains
+    same: bool = False  # also measure steps under which nothing changes
     proposers: tuple[Propose, ...] = PROPOSERS
 
 
@@ -123,7 +123,7 @@ class Observer:
         self.arms: dict[str, Arm] = {}
         self.rounds: Rounds | None = None
         self.out_of_time = False
-        self._for_arms_s = 0.0  # of the time, whatever the instruments take
+        self._for_arms_s = 0.0  # seconds reserved for arms, whatever the instruments take
         self._first_round = 0  # the number of the first block of an arm
         self._later: list[StepBlock] = []  # passes for the time that the arms leave
         self._proposed_again = False
@@ -137,13 +137,13 @@ class Observer:
     # -- installation
 
     def install_switches(self) -> None:
-        """Before the job's own sources are compiled."""
+        """Install switches before the job's own sources are compiled."""
         if self.options.counterfactuals:
             self.batch_statements.install(self.left_out, self.patches)
             self.left_out.install(self.patches)
 
     def install(self) -> None:
-        """Watch torch, which this imports."""
+        """Import torch and watch it."""
         install_phases(self, self.patches)
         self.loaders.install(self.patches)
         self.process.install(self.patches)
@@ -155,10 +155,10 @@ class Observer:
         os.register_at_fork(after_in_child=lambda: _leave_in_child(reference()))
 
     def remove(self) -> None:
-        """Take every instrument off; the job runs on as if it had never been observed."""
+        """Remove every instrument; the job continues as if it had never been observed."""
         if not self.finished and self.warm_up is None and self.blocks:
             self._end_block(self.arm)
-        self.removed = True  # for what the script holds on to: a patched function under a name of its own
+        self.removed = True  # for patched functions that the script still holds under another name
         self._narrowed.undo()
         self.patches.undo()
 
@@ -166,18 +166,18 @@ class Observer:
 
     @property
     def arm(self) -> str:
-        """The label of the steps under way."""
+        """The label of the current steps."""
         if self.warm_up is not None or not self.blocks:
             return "warmup"
         return self.blocks[min(self.block_number, len(self.blocks) - 1)].arm
 
     @property
     def arm_under_way(self) -> Arm | None:
-        """What is done to the steps under way, if anything."""
+        """The arm of the current steps, if any."""
         return None if self.finished else self.arms.get(self.arm)
 
     def adopt_thread(self) -> bool:
-        """True on the training thread; the first optimizer step says which one that is."""
+        """Return whether this is the training thread; the first optimizer step decides which one is."""
         if ident() == self.clock.owner:
             return True
         if self.begun or not self.options.any_thread or os.getpid() != self.loaders.pid:
@@ -194,10 +194,10 @@ class Observer:
         self.loaders.num_steps += 1
 
     def after_model_call(self, key: Key, name: str) -> None:
-        """A model call or backward: ends a step only in loops without an optimizer."""
+        """Note a model call or backward, which ends a step only in loops without an optimizer."""
         frozen = self.anchor.frozen
         if frozen is not None and frozen != key:
-            return  # the usual case: kept short, it is part of every step
+            return  # the usual case: kept short, because every step runs it
         if any(kind <= OPTIMIZER_STEP for kind, _ in self.anchor.counts):
             return
         self.mark(key, name)
@@ -205,10 +205,10 @@ class Observer:
     def mark(self, key: Key, name: str) -> None:
         if self.removed or not self.adopt_thread():
             return
-        if self.finished:  # the script swallowed the end; say it again
+        if self.finished:  # the script swallowed the end, so repeat it
             self.on_finished()
             return
-        if self.anchor.outranks(key):  # an evaluation ran first: what was measured was no training step
+        if self.anchor.outranks(key):  # an evaluation ran first: what was measured was not a training step
             if self.warm_up is None:
                 self._end_block(self.arm)
             self.anchor = Anchor()
@@ -241,21 +241,21 @@ class Observer:
         self.loaders.forget_step()
         self._find_device()
         self.process.garbage.forget_step()
-        self.clock.take()  # what this took belongs to no step
+        self.clock.take()  # this work belongs to no step
         if self.marks is not None:
             self.marks.detailed = self.position < DETAILED_STEPS
             if self.position == 0 or self.block_number != block:
                 self.marks.restart()
 
     def _is_kept_next(self) -> bool:
-        """The last batches of a real block are kept: holding more costs every step that follows."""
+        """Return whether to keep the next batch: only a real block's last ones, because more cost time."""
         if self.warm_up is not None or self.finished or self.arm != "real":
             return False
         return self.position >= self.blocks[self.block_number].num_steps - KEPT_STEPS
 
     def _note_row(self, totals: list[float], marks: list[tuple[int, Any]]) -> None:
         batches, forwards, backwards = self._counts
-        fell_back = self._fell_back()  # also of a transition: it is asked once for each step
+        fell_back = self._fell_back()  # in transitions too: it is asked once per step
         self.rows.append(
             StepRow(
                 index=self.anchor.counts[self._anchor_key or (0, 0)],
@@ -276,12 +276,12 @@ class Observer:
         )
 
     def _in_line_s(self) -> float:
-        """For how long the thread waited for a core since this was asked last."""
+        """Return how long the thread waited for a core since the last call."""
         before_s, self._waited_in_line_s = self._waited_in_line_s, CORES.in_line_s()
         return max(0.0, self._waited_in_line_s - before_s)
 
     def _fell_back(self) -> bool:
-        """Whether the step ran as it is, though it was to run otherwise."""
+        """Return whether the step ran unchanged although an arm should change it."""
         arm = self.arm_under_way
         fell_back = self.loaders.fell_back or (arm is not None and (arm.fell_back or arm.refusal is not None))
         if arm is not None:
@@ -289,7 +289,7 @@ class Observer:
         return fell_back
 
     def _find_device(self) -> None:
-        """The GPU is found by the optimizer's parameters, in warm-up; transfers are timed from then on."""
+        """Find the GPU by the optimizer's parameters during warm-up; time transfers from then on."""
         if self.marks is not None or self.warm_up is None:
             return
         import torch
@@ -351,19 +351,19 @@ class Observer:
         return self.deadline_s - time.monotonic()
 
     def _is_late(self, enough: bool) -> bool:
-        """Whether the time is up, where `enough` is known to say something."""
+        """Return whether the time is up, once `enough` is measured to say something."""
         if enough and self.seconds_left <= 0:
             self.out_of_time = True
             return True
         return False
 
     def settle(self) -> None:
-        """Warm-up has shown what marks a step and which modules are called outermost: watch no more."""
+        """Stop watching for anchors and outermost modules: warm-up has shown them."""
         self.anchor.freeze()
         narrow_modules(self, self._narrowed)
 
     def _plan(self) -> list[StepBlock]:
-        """The blocks that are known beforehand: the instruments', and all of them where ranks must agree."""
+        """Return the blocks known in advance: the instruments', or all of them if ranks must agree."""
         step_s = self.warm_up.step_s if self.warm_up is not None else 1.0
         if not self.options.counterfactuals:
             self.tools.missing.append("arms: left out, so that training continues as written")
@@ -381,7 +381,7 @@ class Observer:
         return blocks
 
     def _drop_passes(self) -> None:
-        """Leave the arms their part of the time, whatever the instruments took."""
+        """Drop passes so that the arms keep their part of the time."""
         if self.rounds is None and self.seconds_left < self._for_arms_s:
             dropped = [block.arm for block in self.blocks[self.block_number :] if block.arm in INSTRUMENTS]
             self.blocks[self.block_number :] = [
@@ -393,7 +393,7 @@ class Observer:
         self.tools.missing += [f"{name}: no time was left for this pass" for name in passes]
 
     def _next_pass(self) -> list[StepBlock]:
-        """One of the passes that were put off, where it fits into the time that is left."""
+        """Return one of the postponed passes, if it fits into the time left."""
         step_s = self._real_step_s()
         while self._later:
             block = self._later.pop(0)
@@ -455,7 +455,7 @@ class Observer:
                 yield from propose(context)
 
     def _propose_for_ranks(self) -> list[Arm]:
-        """Arms that every rank can run, without a look at what only one of them has seen."""
+        """Return arms that every rank can run, independent of what a single rank has seen."""
         self.rounds = Rounds(
             self._propose((kept_batches.propose, unsynchronised.propose)),
             step_s=1.0,
@@ -466,7 +466,7 @@ class Observer:
         return list(self.arms.values())
 
     def _next_blocks(self) -> list[StepBlock]:
-        """After the instruments: one block of an arm or of its baseline at a time."""
+        """Return the next block after the instruments: one of an arm or of its baseline."""
         if self.agreement.shared:
             return []
         if not self.options.counterfactuals:
@@ -485,7 +485,7 @@ class Observer:
         if self.marks is not None:
             import torch
 
-            torch.cuda.synchronize()  # the GPU's clock is read of every step that was made so far
+            torch.cuda.synchronize()  # so that the GPU's clock of every step so far can be read
         self._propose_again()
         are_due = self._are_passes_due()
         block = None if are_due else self._next_round()
@@ -498,7 +498,7 @@ class Observer:
         return [block] if block is not None else self._last_block()
 
     def _propose_again(self) -> None:
-        """Once, when the passes that were put off are over: by what they found."""
+        """Propose arms once more, when the postponed passes are over, by what they found."""
         assert self.rounds is not None
         came_later = any(block.arm in INSTRUMENTS for block in self.blocks[self._first_round :])
         if came_later and not self._later and not self._proposed_again:
@@ -506,7 +506,7 @@ class Observer:
             self.rounds.add(self._propose(self.options.proposers))
 
     def _are_passes_due(self) -> bool:
-        """Whether passes that were put off come before more arms: not where each takes several seconds."""
+        """Return whether postponed passes come before more arms: not if each takes several seconds."""
         if not self._later or self.seconds_left >= PASSES_AT * self._for_arms_s:
             return False
         return self._real_step_s() < LONG_STEP_S
@@ -516,7 +516,7 @@ class Observer:
         return self.rounds.next(seconds_left=self.seconds_left, measure=self.measured)
 
     def _last_block(self) -> list[StepBlock]:
-        """More steps as they are, where few were seen: what comes once in many of them may show."""
+        """Add unchanged steps if few were seen: something that comes once in many steps may show."""
         real = [row for row in self.rows if row.arm == REAL]
         num_steps = last_steps(
             len(real), seen_s=sum(row.host_s for row in real), seconds_left=self.seconds_left
@@ -527,12 +527,12 @@ class Observer:
         return [StepBlock(arm=REAL, num_steps=num_steps)]
 
     def measured(self, arm: Arm) -> Counterfactual | None:
-        """What an arm has shown so far."""
+        """Return what an arm has shown so far."""
         rows = [row for row in self.rows if row.arm in (arm.label, arm.baseline)]
         return compare(build_steps(rows), label=arm.label, baseline=arm.baseline, kind=arm.kind)
 
     def arms_not_run(self, measured: Iterable[str]) -> tuple[ArmNotRun, ...]:
-        """Those that brought no figure, and those that failed before and were not proposed again."""
+        """Return arms without a figure, and arms that failed before and were not proposed again."""
         found = self.rounds.not_run(measured=measured) if self.rounds is not None else ()
         known = {*self.arms, *(arm.label for arm in found)}
         return found + tuple(
@@ -569,7 +569,7 @@ class Observer:
         self.watchdog.watch(longest_s=self._longest_s(), on_late=late, on_stuck=lambda: self.on_stuck(arm))
 
     def _longest_s(self) -> float:
-        """A block of an arm that takes longer than this hangs."""
+        """Return the seconds after which a block of an arm counts as hanging."""
         steps_s = [row.host_s for row in self.rows if row.arm == REAL]
         block_s = sum(steps_s) / max(1, len(steps_s)) * self.blocks[self.block_number].num_steps
         return max(HANGS_S, HANGS * block_s)
@@ -581,7 +581,7 @@ class Observer:
         )
 
     def end_arm(self) -> None:
-        """Run steps as they are again."""
+        """Run steps unchanged again."""
         arm = self.arms.get(self.arm)
         self.watchdog.end()
         if arm is not None:
@@ -590,7 +590,7 @@ class Observer:
 
 
 def _leave_in_child(observer: Observer | None) -> None:
-    """A process the job forks (a worker, an environment, another trainer) is not the job."""
+    """Remove the observer from a forked process (a worker, an environment, another trainer)."""
     if observer is not None and not observer.removed:
         observer.tools.leave_in_child()
         arm = observer.arm_under_way

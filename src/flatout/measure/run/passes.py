@@ -1,6 +1,6 @@
 """The instruments that slow a job down, each on for the few steps of its own pass.
 
-An instrument that fails is noted in `missing` and left out; the job goes on.
+An instrument that fails is noted in `missing` and dropped; the job continues.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WITH_MODES = ("count", "attribution", "memory")
 
 
 class Passes:
-    """Begins and ends the passes, and holds what they brought."""
+    """Begins and ends the passes, and holds their results."""
 
     def __init__(self, user_code: UserCode, clock: Clock) -> None:
         self.user_code, self.clock = user_code, clock
@@ -93,7 +93,7 @@ class Passes:
                 self._memory_recorder.step_end()
 
     def end(self, arm: str, steps_s: Sequence[float]) -> None:
-        """`steps_s` are the seconds of the pass's steps."""
+        """End a pass whose steps took `steps_s` seconds each."""
         with self.guard(arm):
             if arm in ("count", "attribution") and self._counting:
                 self._end_counting(arm, steps_s)
@@ -112,7 +112,7 @@ class Passes:
             self._run_as_before()
 
     def leave_in_child(self) -> None:
-        """A forked process inherits the modes of the step it was started in."""
+        """Remove the modes that a forked process inherits from the current step."""
         if self._counting:
             remove_mode(self.sites)
         if self._memory_recorder is not None:
@@ -184,7 +184,7 @@ class Passes:
     # -- compiled code
 
     def _run_eagerly(self) -> None:
-        """A mode on the stack fails compiled code's guards: it would recompile, or be traced."""
+        """Turn compilation off: a mode on the stack fails guards of compiled code, which would recompile."""
         if "torch._dynamo" in sys.modules:
             import torch
             from torch._dynamo import eval_frame
@@ -202,7 +202,7 @@ class Passes:
 
     @contextmanager
     def guard(self, arm: str) -> Iterator[None]:
-        """The job must never be harmed by being watched."""
+        """Catch an instrument's failure: watching must never harm the job."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - whatever it was, it is ours and not the job's

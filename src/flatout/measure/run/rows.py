@@ -1,4 +1,4 @@
-"""The steps as they were noted, and with the GPU's clock read."""
+"""The recorded steps, before and after the GPU's clock is read."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from flatout.measure.statistics import outliers
 
 @dataclass(slots=True)
 class StepRow:
-    """One step as it was noted, before the GPU's clock was read."""
+    """One recorded step, before the GPU's clock is read."""
 
     index: int
     arm: str
@@ -26,9 +26,9 @@ class StepRow:
     num_forwards: int
     num_backwards: int
     epoch_start: bool
-    begins_epoch: bool = False  # of the loader that is trained on
+    begins_epoch: bool = False  # of the training loader
     ended_at_s: float = 0.0
-    in_line_s: float = 0.0  # of it, the training thread waited for a core that others held
+    in_line_s: float = 0.0  # of it, queued for a core that others held
     apart: bool = False  # holds an evaluation, a checkpoint or the like: not a typical step
 
     @property
@@ -37,8 +37,8 @@ class StepRow:
 
 
 def build_steps(rows: Sequence[StepRow]) -> tuple[Step, ...]:
-    """Rows with the GPU's clock read; marks as not kept what must not enter a mean."""
-    # where epochs last a step or two, their starts are what a step costs
+    """Read the GPU's clock for all rows; mark steps that must not enter a mean as not kept."""
+    # if epochs last only a step or two, their starts are part of a step's cost
     starts_count = sum(row.epoch_start for row in rows) * 2 > len(rows)
     steps = []
     for row in rows:

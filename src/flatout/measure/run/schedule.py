@@ -1,15 +1,15 @@
-"""Which steps serve which instrument and which arm: the plan of a diagnosis.
+"""The plan of a diagnosis: which steps serve which instrument and which arm.
 
-Warm-up is detected, not assumed: the first steps allocate, compile and fill caches.  Then each
-instrument gets its own few steps, and last come the arms, in blocks beside blocks of their baseline.  Two
-runs one after the other can differ by 40 % on a shared machine; blocks a second apart do not.  The first
-step of every block is a transition (queues, caches and allocator change over) and is never timed.
+Warm-up is detected, not assumed: the first steps allocate, compile and fill caches.  Then each instrument
+gets its own few steps, and last come the arms, in blocks beside blocks of their baseline.  Two runs one after
+the other can differ by 40 % on a shared machine; blocks a second apart do not.  The first step of every block
+is a transition (queues, caches and allocator change over) and is never timed.
 
-Where the steps are long, or the time is short, the instruments would leave nothing to the arms.  Then only
-what the arms need to be chosen by comes first, and the other passes take what the arms leave.
+If steps are long or time is short, the instruments would leave no time for arms.  Then only the passes that
+choose arms come first, and the other passes use what the arms leave.
 
-Every arm gets one block, the most suspicious first; those that show a gain get more until their interval
-is narrow.  Time decides how many: what there was no time for is named.
+Every arm gets one block, the most suspicious first; arms that show a gain get more until their interval is
+narrow.  Time decides how many; arms without time are named.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ LONG_STEP_S = 2.0
 SHORT_STEP_S = 0.2
 ROUND_TARGET_S = 0.15
 MOST_STEPS_PER_BLOCK = 40
-LONGER = 6  # times as many steps at most, in the block of an arm that is fast
-STACKS_S, MOST_STACK_STEPS = 1.0, 100  # a hundred to a thousand looks
-MOST_LOOKING = 0.1  # of the time
+LONGER = 6  # times as many steps at most, in the block of a fast arm
+STACKS_S, MOST_STACK_STEPS = 1.0, 100  # a hundred to a thousand samples
+MOST_LOOKING = 0.1  # of the time, for sampling
 ENOUGH_REAL_S, ENOUGH_REAL_STEPS = 3.0, 200
 ATTRIBUTION_S, MOST_ATTRIBUTED_STEPS = 0.4, 8  # the instrument slows them tenfold
 FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 6, 6.0
-# what a pass makes of a step, about, and what it takes besides: a profiler starts, all objects are walked
+# roughly: how much a pass slows a step, and its fixed cost: a profiler starts, all objects are walked
 SLOWS = {"stacks": 1.0, "count": 2.0, "kernels": 2.0, "memory": 2.0, "attribution": 10.0}
 STARTS_S = {"kernels": 0.5, "memory": 1.5, "attribution": 0.5}
 STARTS_ON_CUDA_S = {"kernels": 2.0, "memory": 1.5, "attribution": 1.0}
-ASKED_FIRST = ("stacks", "count")  # by these the arms are chosen, on a GPU by its kernels as well
-DEAREST_PASS = 1 / 2  # of the time left: a pass that takes more leaves too little for what follows
-BEFORE_ARMS = 0.35  # of the time after warm-up, for the passes that come before the arms
-FOR_PASSES = 0.5  # the same at the most: an instrument may slow a step more than one can foresee
-PASSES_AT = 0.5  # of the time for arms: then short passes that were put off have their turn, long ones last
-FEWEST_FOR_ARMS = 4  # steps: a look at the stacks, a real block, and one to keep an arm's results by
-SCREENING = 0.6  # of the time for arms, while some that gained wait for their rounds
-GAIN = 1.05  # less is not worth a round
-SUSPICIOUS = 0.1  # of the step: one block without a gain does not clear an arm that may free as much
-NARROW = 0.2  # an interval this wide, as a share of the speed-up, says enough
+ASKED_FIRST = ("stacks", "count")  # arms are chosen by these passes, and on a GPU by its kernels as well
+DEAREST_PASS = 1 / 2  # of the time left: a longer pass leaves too little for what follows
+BEFORE_ARMS = 0.35  # of the time after warm-up, for passes before the arms
+FOR_PASSES = 0.5  # the same, as a limit: an instrument may slow a step more than expected
+PASSES_AT = 0.5  # of the time for arms: then short postponed passes run; long ones come last
+FEWEST_FOR_ARMS = 4  # steps: a stack sample, a real block, and one to keep an arm's results
+SCREENING = 0.6  # of the time for arms, while arms that gained wait for more rounds
+GAIN = 1.05  # a smaller gain is not worth a round
+SUSPICIOUS = 0.1  # of the step: a single block without a gain does not clear an arm this suspicious
+NARROW = 0.2  # an interval narrower than this share of the speed-up is narrow enough
 NO_TIME, UNTIMED = "no time was left for it", "its steps could not be timed"
 
 
@@ -68,7 +68,7 @@ class WarmUp:
         self.reason = ""
 
     def add(self, step_s: float) -> bool:
-        """True once the steps stopped getting faster; `reason` then says what decided it."""
+        """Return True once steps stop getting faster; `reason` then says what decided it."""
         self.steps_s.append(step_s)
         num, total_s = len(self.steps_s), sum(self.steps_s)
         if step_s >= LONG_STEP_S and num >= 2 and step_s > 0.7 * self.steps_s[-2]:
@@ -93,7 +93,7 @@ class WarmUp:
 def plan_passes(
     step_s: float, *, seconds: float, device: str = "cpu"
 ) -> tuple[list[StepBlock], list[StepBlock]]:
-    """Blocks before the arms where a step takes `step_s`, and passes for the time that the arms leave."""
+    """Return blocks before the arms, for steps of `step_s`, and passes for the time that the arms leave."""
     long = step_s >= LONG_STEP_S
     few = 1 if step_s >= SHORT_STEP_S else 2
     looks_s = max(0.0, min(STACKS_S, MOST_LOOKING * seconds))
@@ -102,8 +102,8 @@ def plan_passes(
         StepBlock(arm="stacks", num_steps=min(MOST_STACK_STEPS, max(1, math.ceil(looks_s / step_s)))),
         StepBlock(arm="kernels", num_steps=few),
         StepBlock(arm="memory", num_steps=4),
-        # never next to the kernels' pass: a profiler session that begins in the very hook in which
-        # another one ended can crash in torch's profiler
+        # never next to the kernels' pass: a profiler session that begins in the hook in which another one
+        # ended can crash in torch's profiler
         StepBlock(arm="attribution", num_steps=1 if long else attributed_steps(step_s)),
     ]
     real = StepBlock(arm=REAL, num_steps=1 + (1 if long else 3))
@@ -119,24 +119,24 @@ def plan_passes(
         if block.arm == "stacks" or (block.arm in asked and took_s <= left_s):
             first.append(block)
             left_s -= took_s
-    # the real block last: the first arm stands beside it
+    # the real block last, so that the first arm runs next to it
     beside = StepBlock(arm=REAL, num_steps=steps_per_block(step_s))
     return [*first, beside], [block for block in passes if block not in first]
 
 
 def pass_s(block: StepBlock, step_s: float, *, device: str) -> float:
-    """About what a pass takes."""
+    """Estimate the seconds that a pass takes."""
     starts_s = STARTS_ON_CUDA_S if device == "cuda" else STARTS_S
     return step_s * block.num_steps * SLOWS[block.arm] + starts_s.get(block.arm, 0.0)
 
 
 def attributed_steps(step_s: float) -> int:
-    """Several where they are short: a single one may be an odd one."""
+    """Return how many steps to attribute: several if they are short, because a single one may be odd."""
     return min(MOST_ATTRIBUTED_STEPS, max(1, math.ceil(ATTRIBUTION_S / step_s)))
 
 
 def last_steps(num_seen: int, *, seen_s: float, seconds_left: float) -> int:
-    """How many more real steps to take at the end, after `num_seen` of them in `seen_s`."""
+    """Return how many more real steps to take at the end, after `num_seen` steps in `seen_s`."""
     if not num_seen or seen_s <= 0:
         return 0
     left_s = min(ENOUGH_REAL_S - seen_s, seconds_left)
@@ -144,7 +144,7 @@ def last_steps(num_seen: int, *, seen_s: float, seconds_left: float) -> int:
 
 
 def plan_rounds(step_s: float, *, seconds: float, labels: Iterable[str]) -> list[StepBlock]:
-    """Rounds that are fixed beforehand, for jobs whose ranks must do the same: a block of each arm."""
+    """Plan fixed rounds, a block of each arm, for jobs whose ranks must act alike."""
     arms = [REAL, *labels]
     num_rounds, num_steps = FEWEST_ROUNDS, steps_per_block(step_s)
     round_s = step_s * len(arms) * num_steps
@@ -166,15 +166,15 @@ class Rounds:
         last: str | None = None,
         is_settled: Callable[[Arm, int, Counterfactual | None], bool] | None = None,
     ) -> None:
-        """`is_settled` decides, by an arm's blocks and what they showed, whether it needs no more of them."""
+        """Let `is_settled` decide, by an arm's blocks and results, whether it needs no more blocks."""
         self._step_s, self._seconds, self._skipped = step_s, seconds, dict(skipped or {})
         self._asked = is_settled
         self._num_steps = steps_per_block(step_s)
         self._num_blocks: Counter[str] = Counter()
         self._refined: set[str] = set()
-        self._parts: set[str] = set()  # labels of arms inside one that gained
+        self._parts: set[str] = set()  # labels of arms inside an arm that gained
         self._speedups: dict[str, float] = {}
-        self._last = last  # the label of the block that ran last, where it may stand beside another
+        self._last = last  # the label of the previous block, if it may serve as a neighbour
         self._queue: list[str] = []
         self.arms: dict[str, Arm] = {}
         self.add(arms)
@@ -186,13 +186,13 @@ class Rounds:
                 self.arms[arm.label] = arm
 
     def interrupt(self) -> None:
-        """Something else runs in between, so the block that follows has nothing beside it."""
+        """Note that something else runs in between: the next block has no neighbour."""
         self._last, self._queue = None, []
 
     def next(
         self, *, seconds_left: float, measure: Callable[[Arm], Counterfactual | None]
     ) -> StepBlock | None:
-        """The next block; none when every arm is settled or the time is up."""
+        """Return the next block; none if every arm is settled or the time is up."""
         if not self._queue:
             self._queue = self._next_labels(seconds_left, measure)
         if not self._queue:
@@ -202,12 +202,12 @@ class Rounds:
         return StepBlock(arm=self._last, num_steps=self._steps_of(self._last))
 
     def _steps_of(self, label: str) -> int:
-        """Steps that last as long as the baseline's: on a busy machine a short block dodges other jobs."""
+        """Return enough steps to last as long as the baseline's: a short block can miss other jobs' load."""
         faster = max(1.0, self._speedups.get(label, 1.0))
         return 1 + round((self._num_steps - 1) * min(faster, LONGER))
 
     def _next_labels(self, seconds_left: float, measure: Callable[[Arm], Counterfactual | None]) -> list[str]:
-        """A block of a baseline, and of one or two arms beside it."""
+        """Return a baseline block, and one or two arms beside it."""
         found = {label: measure(arm) for label, arm in self.arms.items() if self._num_blocks[label]}
         self._speedups = {label: gained.speedup for label, gained in found.items() if gained is not None}
         for label, gained in found.items():
@@ -229,23 +229,23 @@ class Rounds:
         return [*beside, *(arm.label for arm in chosen)]
 
     def _block_s(self, arm: Arm) -> float:
-        """About what a block of an arm takes: its first step as it is, the others without what it frees."""
+        """Estimate the seconds of an arm's block: its first step is unchanged, the others are faster."""
         return self._step_s * (1 + (self._num_steps - 1) * (1 - min(1.0, arm.suspicion)))
 
     def _closing(self) -> list[str]:
-        """A last block of the baseline: steps get slower and faster, so each block stands between two."""
+        """Return a last baseline block: the pace drifts, so each arm stands between two baselines."""
         last = self.arms.get(self._last or "")
         return [] if last is None else [last.baseline]
 
     def _wanted(self, found: Mapping[str, Counterfactual | None], seconds_left: float) -> list[Arm]:
-        """Arms that are to run, the first ones first."""
+        """Return the arms to run, most urgent first."""
         self._refuse_without_baseline()
         able = [arm for arm in self.arms.values() if arm.refusal is None and not arm.only_baseline]
         new = [arm for arm in able if not self._num_blocks[arm.label]]
-        # what proves a cause comes before the parts of a block, which only divide what is known of it
+        # arms that prove a cause come before parts of a block, which only divide a known cost
         new.sort(key=lambda arm: (arm.label in self._parts or arm.suspicion < SUSPICIOUS, -arm.suspicion))
         open_ = [arm for arm in able if self._num_blocks[arm.label] and not self._is_settled(arm, found)]
-        # what frees most first gets its rounds, however little time there is
+        # the arm that frees most gets its rounds first, however little time there is
         open_.sort(
             key=lambda arm: (self._num_blocks[arm.label] >= FEWEST_ROUNDS, -_freed(arm, found[arm.label]))
         )
@@ -273,7 +273,7 @@ class Rounds:
         return num >= FEWEST_ROUNDS and gained.speedup_high - gained.speedup_low < NARROW * gained.speedup
 
     def not_run(self, *, measured: Iterable[str]) -> tuple[ArmNotRun, ...]:
-        """Arms that brought no figure, with the reason."""
+        """Return the arms without a figure, with the reason."""
         done = set(measured)
         return tuple(
             ArmNotRun(
@@ -289,12 +289,12 @@ class Rounds:
 
 
 def _freed(arm: Arm, gained: Counterfactual | None) -> float:
-    """The share of the step that an arm frees, or may free."""
+    """Return the share of the step that an arm frees, or may free."""
     return arm.suspicion if gained is None else 1 - 1 / gained.speedup
 
 
 def steps_per_block(step_s: float) -> int:
-    """The transition and those that are timed."""
+    """Return the steps of a block: the transition and the timed ones."""
     return 1 + _kept_per_block(step_s)
 
 

@@ -1,9 +1,9 @@
-"""The observed job: runs the script as `__main__` in this process and ends it when enough is known.
+"""The observed job: run the script as `__main__` in this process and end it when enough is known.
 
-Ending means raising a private BaseException at a step end: `finally` blocks and context managers of the
-script run (they may write a checkpoint), ordinary `except Exception` handlers let it pass.  A script
-that swallows it is ended by force after the evidence is on disk, and so are threads that wait for an end of
-training which will not come.  A script that leaves by `os._exit` is kept until the evidence is written.
+To end it, a private BaseException is raised at a step end: `finally` blocks and context managers of the
+script run (they may write a checkpoint), and ordinary `except Exception` handlers let it pass.  A script that
+swallows it is ended by force once the evidence is on disk, and so are threads that wait for an end of
+training that will not come.  A script that leaves by `os._exit` is held until the evidence is written.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flatout.measure.run.ranks.agreement import keep_attempts_apart
 UNWIND_S = 20.0
 MOST_SWALLOWED = 3
 MOST_WORDS = 300
-MOST_SAVING = 0.1  # of the time, for evidence of what is known so far
+MOST_SAVING = 0.1  # of the time, for saving intermediate evidence
 _exit = os._exit
 
 
@@ -55,15 +55,15 @@ class JobOptions:
     seconds: float
     skipped: dict[str, str]  # arms under which the job failed before, and how
     progress_fd: int | None
-    parent: int | None = None  # the launching process, with which the job ends
-    scratch: str | None = None  # the folder for what the script writes; None: where it says
+    parent: int | None = None  # the launching process; the job ends with it
+    scratch: str | None = None  # the folder for the script's writes; None: no redirection
 
 
 class Session:
     """One run of the script under observation."""
 
     def __init__(self, options: JobOptions, *, at_start: Collection[str]) -> None:
-        """`at_start` are the modules that Python had imported before us."""
+        """Prepare a run; `at_start` holds the modules that Python had imported before Flatout."""
         self.options, self._at_start = options, at_start
         self.assembly = Assembly(
             command=(*(("-m",) if options.module else ()), *options.command), folder=options.folder
@@ -86,11 +86,11 @@ class Session:
         self._pid = os.getpid()
         self._saving = threading.Lock()
         self._timer: threading.Timer | None = None
-        self._mirror: Mirror | None = None  # where what the script writes goes instead
+        self._mirror: Mirror | None = None  # redirects the script's writes
         self._next_save_s = 0.0
 
     def run(self) -> int:
-        """The exit code of the process: the script's own with `keep_running`, else 0 once saved."""
+        """Run the job and return the exit code: the script's own with `keep_running`, else 0 once saved."""
         self.observer.install_switches()
         self.observer.patches.replace(os, "_exit", self._exit_once_saved)
         if self.options.scratch is not None:
@@ -101,13 +101,13 @@ class Session:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         ending = self._run_script()
         for number in (signal.SIGINT, signal.SIGTERM, END):
-            signal.signal(number, signal.SIG_IGN)  # what is known is on its way to the disk
+            signal.signal(number, signal.SIG_IGN)  # the evidence is being written
         failed = self._failed_arm(ending)
         self.observer.end_arm()
         self._end_workers()
         if self._timer is not None:
             self._timer.cancel()
-        if self.options.keep_running and self.observer.finished:  # measured; how it went on is added
+        if self.options.keep_running and self.observer.finished:  # measured; add how the job continued
             self.saved = False
             ending = Ending("measured", ending.exit_code, ending.error)
         if failed is not None:
@@ -122,7 +122,7 @@ class Session:
         return code
 
     def _run_script(self) -> Ending:
-        """What the script raises after the measurement ended it, or after an interrupt, follows from that."""
+        """Run the script; ignore what it raises because of the measurement's end or an interrupt."""
         ending = Ending("finished", 0)
         try:
             run_as_main(self.options.command, module=self.options.module, at_start=self._at_start)
@@ -140,9 +140,9 @@ class Session:
         return Ending("interrupted", 130) if self.interrupted else ending
 
     def _failed_arm(self, ending: Ending) -> Arm | None:
-        """The arm that a failure of the script is laid to; it runs again without that.
+        """Return the arm that caused a failure of the script, which then runs again without that arm.
 
-        A script that leaves in the same way once more, under another arm, means it.
+        A script that ends the same way under another arm again does so on purpose.
         """
         failed = ending.exit_code and ending.ended not in ("interrupted", "measured")
         if not failed or (ending.ended == "finished" and _refusal(ending) in self.options.skipped.values()):
@@ -150,7 +150,7 @@ class Session:
         return self.observer.arm_under_way
 
     def _give_up(self, arm: Arm, refusal: str) -> Ending:
-        """Say so, and end with what was measured before."""
+        """Report the failed arm, and end with what was measured before."""
         arm.refusal = refusal
         self._progress(FAILED_ARM + json.dumps([arm.label, arm.refusal]))
         return Ending("measured", 0)
@@ -162,14 +162,14 @@ class Session:
     def _watch_torch(self, _torch: ModuleType) -> None:
         if self._mirror is not None:
             redirect_torch(Patches(), self._mirror)
-        if os.getpid() == self._pid:  # else one that the script forked
+        if os.getpid() == self._pid:  # otherwise a process that the script forked
             self.observer.install()
             keep_attempts_apart(self.observer.patches)
 
     def _asked_to_end(self, _number: int, _frame: Any) -> None:
-        """The launching process was told to end, or is gone.  A script may have its own way to end."""
+        """Handle a request to end, or the launcher's death; a script may have its own way to end."""
         if is_orphan(self.options.parent):
-            self._end_soon()  # nobody is left to end a script that goes on
+            self._end_soon()  # nobody is left to end a script that continues
         if self.interrupted:
             return
         self.interrupted = True
@@ -195,7 +195,7 @@ class Session:
         raise EndOfMeasurement
 
     def _end_soon(self) -> None:
-        """The script has some time to unwind by itself."""
+        """Give the script some time to unwind by itself."""
         if self._timer is None:
             self._timer = threading.Timer(UNWIND_S, self._end_by_force)
             self._timer.daemon = True
@@ -205,13 +205,13 @@ class Session:
         self._leave(self._save(Ending("measured", 0) if self.num_stops else Ending("interrupted", 130)))
 
     def _exit_once_saved(self, code: int) -> NoReturn:
-        """`os._exit` as the script calls it; processes that it forked leave at once."""
+        """Replace the script's `os._exit`: save first; processes that it forked leave at once."""
         if os.getpid() == self._pid:
             self._save(Ending("finished", code))
         _exit(code)
 
     def _leave(self, code: int) -> NoReturn:
-        """End this process and its workers, whatever threads the script has left."""
+        """End this process and its workers, whatever threads the script left."""
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         for child in multiprocessing.active_children():
@@ -244,7 +244,7 @@ class Session:
             return 0
 
     def _save_so_far(self) -> None:
-        """After a block, so that a killed process leaves what was known; a tenth of the time at most."""
+        """Save after a block, so that a killed process leaves results; use at most a tenth of the time."""
         began_s = time.monotonic()
         if began_s < self._next_save_s:
             return
@@ -267,13 +267,13 @@ class Session:
 
 
 def _join_threads() -> None:
-    """A script ends when its last thread does; Python waits for them at its own end, too late for us."""
+    """Wait for the script's threads, as Python would at its own end, which is too late for the evidence."""
     for thread in _own_threads():
         thread.join()
 
 
 def _own_threads() -> Iterator[threading.Thread]:
-    """Threads without which Python does not end."""
+    """Yield the threads that keep Python from ending."""
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             yield thread
@@ -288,7 +288,7 @@ def _first_line(words: str) -> str:
 
 
 def _exit_words(exit_: SystemExit) -> str | None:
-    """What a script says by `sys.exit("no data at ./data")`."""
+    """Return the message of `sys.exit("no data at ./data")`."""
     return None if exit_.code is None or isinstance(exit_.code, int) else _first_line(str(exit_.code)) or None
 
 

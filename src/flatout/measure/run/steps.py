@@ -1,10 +1,10 @@
 """Where a step ends.
 
-Any optimizer's step marks it, through the global hooks every torch optimizer calls.  With several
-optimizers the anchor is the least frequent one (of equals the last to appear), so that D, D, G is one
-step.  Loops without an optimizer are marked by backward, loops without either by the outermost model
-call, of several models again the least frequent; an explicit `flatout.step()` outranks all of them.  Outside
-a diagnosis that call does nothing, so a training script may keep it.
+Any optimizer's step marks it, through the global hooks every torch optimizer calls.  With several optimizers
+the anchor is the least frequent one (of equals the last to appear), so that D, D, G is one step.  Loops
+without an optimizer are marked by backward, loops without either by the outermost model call, of several
+models again the least frequent.  An explicit `flatout.step()` outranks all of them; outside a diagnosis that
+call does nothing, so a training script may keep it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 EXPLICIT, OPTIMIZER_STEP, BACKWARD_CALL, MODEL_CALL = range(4)
-# A loop is believed to have no optimizer only after this many calls without one.
+# Only after this many calls without an optimizer is a loop believed to have none.
 PATIENCE = 3
 STALE_FACTOR = 64
 
@@ -35,7 +35,7 @@ def listen(listener: Callable[[], None] | None) -> None:
 
 
 class Anchor:
-    """Counts candidate marks and says which of them end a step."""
+    """Counts candidate marks and decides which of them end a step."""
 
     def __init__(self) -> None:
         self.counts: Counter[Key] = Counter()
@@ -43,7 +43,7 @@ class Anchor:
         self.frozen: Key | None = None
 
     def add(self, key: Key, name: str) -> bool:
-        """Note one mark; True when it ends a step."""
+        """Note one mark; return whether it ends a step."""
         self.counts[key] += 1
         self.names.setdefault(key, name)
         return key == self.current
@@ -65,7 +65,7 @@ class Anchor:
         return None
 
     def outranks(self, key: Key) -> bool:
-        """A stronger kind of mark than the frozen anchor appeared: what was measured was not a step."""
+        """Return whether a stronger mark than the frozen anchor appeared: what was measured is not a step."""
         return self.frozen is not None and key[0] < self.frozen[0]
 
     def _least_frequent(self, kind: int, *, fewest: int = 1) -> Key:

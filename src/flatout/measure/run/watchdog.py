@@ -1,7 +1,7 @@
-"""Gives up on a block of steps that does not end.
+"""Give up on a block of steps that hangs.
 
-A loop may wait for what an arm takes away.  After a while the arm is told to let the code run as it is; a
-thread that waits for another one is not freed by that, and after as long again the process has to be left.
+A loop may wait for something that an arm removes.  After a while the arm is told to let the code run
+unchanged.  That does not free a thread that waits for another one, so after as long again the process ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Several processes, one job: the ranks agree on the plan.
 
-Ranks train in lockstep, so they must switch arms at the same step: rank 0 decides when warm-up is over
-and publishes the plan, with a start a few steps ahead, through the store that the process group already
-has.  Nothing of ours opens a connection.
+Ranks train in lockstep, so they must switch arms at the same step: rank 0 decides when warm-up is over and
+publishes the plan, with a start a few steps ahead, through the store that the process group already has.
+Flatout opens no connection of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LEAST_UNWATCHED_S = 1.0
 
 
 def unwatched_processes() -> str | None:
-    """Where a script that took no step itself left the work, as with torch.multiprocessing.spawn."""
+    """Say where a script that took no step itself left the work, as with torch.multiprocessing.spawn."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = used.ru_utime + used.ru_stime
     if cpu_s < LEAST_UNWATCHED_S:
@@ -40,7 +40,7 @@ def unwatched_processes() -> str | None:
 
 
 class Agreement:
-    """Decides when the plan starts: at once when alone, else at the step rank 0 names."""
+    """Decides when the plan starts: at once if alone, else at the step that rank 0 names."""
 
     def __init__(self) -> None:
         self.agreed: tuple[int, list[StepBlock]] | None = None
@@ -56,7 +56,7 @@ class Agreement:
         return group_store() is not None
 
     def plan(self, index: int, ready: bool, make: Callable[[], list[StepBlock]]) -> list[StepBlock] | None:
-        """The blocks once they are to start with the step after `index`, else None."""
+        """Return the blocks if they start with the step after `index`, else None."""
         store = group_store()
         if store is None:
             return make() if ready else None
@@ -74,7 +74,7 @@ class Agreement:
 
 
 def group_store() -> Any:
-    """The process group's store; None when the job is a single process."""
+    """Return the process group's store; None if the job is a single process."""
     if read_launch().num_ranks < 2:
         return None
     import torch.distributed as distributed
@@ -85,12 +85,12 @@ def group_store() -> Any:
 
 
 def begin_another_attempt() -> None:
-    """Before the job runs once more under the same launcher, which counts it as the same run."""
+    """Prepare to run the job once more under the same launcher, which counts it as the same run."""
     os.environ[ATTEMPT] = str(int(os.environ.get(ATTEMPT, "0")) + 1)
 
 
 def keep_attempts_apart(patches: Patches) -> None:
-    """The launcher's store outlives an attempt and still holds its addresses and its plan."""
+    """Separate attempts: the launcher's store outlives one and still holds its addresses and plan."""
     attempt = os.environ.get(ATTEMPT)
     if attempt is None or read_launch().num_ranks < 2:
         return

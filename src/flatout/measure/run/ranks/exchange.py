@@ -1,12 +1,12 @@
 """How the evidence of each rank reaches rank 0.
 
 Rank 0 marks two folders: one beside the evidence file, which nodes of a cluster often share, and one for
-temporary files of its own machine.  A rank that finds a mark leaves its evidence there.  A rank that finds
-none, on a node that shares no folder, sends it through the store of the launcher: torchrun's agent holds one
-until the last process has ended.  Nothing of ours opens a port.
+temporary files on its own machine.  A rank that finds a mark leaves its evidence there.  A rank that finds
+none, on a node that shares no folder, sends it through the launcher's store, which torchrun's agent holds
+until the last process has ended.  Flatout opens no port of its own.
 
 Each rank sends a summary of a few hundred bytes and its whole evidence, compressed.  Rank 0 reads all
-summaries and the whole evidence of the slowest rank alone, so its work grows by little with every rank.
+summaries and the whole evidence of the slowest rank alone, so its work grows little with every rank.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from flatout.measure.run.ranks.merging import merge, rank_summary, slowest_of
 MARK = "reader.json"
 SUMMARY, WHOLE = ".json", ".whole"
 WAIT_FOR_RANKS_S = 60.0
-WAIT_FOR_NODES_S = 300.0  # those that send through the store import torch first
+WAIT_FOR_NODES_S = 300.0  # ranks that send through the store import torch first
 POLL_S = 0.05
-FOLDERS_FIRST_S = 1.0  # before rank 0 looks into the store, for which torch is imported
+FOLDERS_FIRST_S = 1.0  # before rank 0 looks into the store, which needs torch
 STORE_TIMEOUT_S = 120.0
-CHUNK_BYTES = 1 << 20  # the store takes values of 8 MiB at most
+CHUNK_BYTES = 1 << 20  # the store accepts values up to 8 MiB
 BROKEN = (OSError, ValueError, zlib.error, EvidenceUnreadable, WrongShape)
 
 
@@ -57,7 +57,7 @@ class Exchange:
         self._store: Any = None
 
     def begin(self) -> Path:
-        """Before the job runs: mark the folders, and name the file in which this rank's evidence grows."""
+        """Mark the folders before the job runs, and return the file for this rank's own evidence."""
         for folder in self._folders if self._rank == 0 else ():
             for path in folder.glob("rank-*"):
                 path.unlink(missing_ok=True)
@@ -69,7 +69,7 @@ class Exchange:
         return partial
 
     def publish(self, evidence: Evidence) -> None:
-        """Hand this rank's evidence to rank 0: the process is over."""
+        """Hand this rank's evidence to rank 0, at the end of the process."""
         summary = json.dumps(encode(rank_summary(evidence)), separators=(",", ":")).encode()
         whole = zlib.compress(json.dumps(evidence.to_json(), separators=(",", ":")).encode())
         folder = next((each for each in self._folders if _is_read(each)), None)
@@ -83,13 +83,13 @@ class Exchange:
             store.set(f"{self._rank}{SUMMARY}", b"%d\n%s" % (len(chunks), summary))
 
     def leave(self, partial: Path) -> None:
-        """Remove what this rank has written for itself alone."""
+        """Remove what this rank wrote for itself alone."""
         partial.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # others of this machine are not done
+        with contextlib.suppress(OSError):  # other ranks on this machine are not done
             self._local.rmdir()
 
     def gather(self, own: Evidence, *, timeout_s: float | None = None) -> Evidence:
-        """Rank 0's evidence with that of all the others, as far as they come."""
+        """Return rank 0's evidence merged with that of all other ranks that deliver theirs."""
         num_ranks = read_launch().num_ranks
         if timeout_s is None:
             timeout_s = WAIT_FOR_NODES_S if read_launch().has_store else WAIT_FOR_RANKS_S
@@ -137,7 +137,7 @@ class Exchange:
         return b"".join(store.get(f"{rank}{WHOLE}{number}") for number in range(num_chunks))
 
     def _open_store(self) -> Any:
-        """The store that torchrun's agent holds; None where there is none."""
+        """Return the store that torchrun's agent holds, or None."""
         launch = read_launch()
         if self._store is None and launch.has_store and launch.meets_at is not None:
             from torch._C._distributed_c10d import TCPStore
@@ -152,7 +152,7 @@ class Exchange:
 
 
 def _is_read(folder: Path) -> bool:
-    """Whether rank 0 looks into a folder; a mark of a process of this host that is gone is an old one."""
+    """Return whether rank 0 reads a folder; a mark of a dead process on this host is stale."""
     try:
         mark = json.loads((folder / MARK).read_bytes())
         return mark["host"] != socket.gethostname() or psutil.pid_exists(int(mark["pid"]))

@@ -1,7 +1,7 @@
-"""The evidence of all ranks as one: the slowest rank's, with a line for each of the others.
+"""Merge the evidence of all ranks: the slowest rank's, with a summary of each of the others.
 
-Everybody waits for the slowest, so its findings are the job's.  Of the others a few hundred bytes are kept,
-so that the evidence of a thousand ranks is still one small file.
+All ranks wait for the slowest, so its findings are the job's.  The others keep a few hundred bytes each, so
+the evidence of a thousand ranks is still one small file.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ def _share(seconds: float | None, step_s: float) -> float | None:
 
 
 def slowest_of(ranks: Iterable[Rank]) -> Rank:
-    """The rank with the most time of its own: waiting for the others shows in backward."""
+    """Return the rank with the most time of its own: waiting for the others shows in backward."""
     return max(ranks, key=lambda rank: (rank.step_s or 0.0) - rank.phases_s.get("backward", 0.0))
 
 
 def merge(own: Evidence, slowest: Evidence, ranks: Sequence[Rank], *, world_size: int) -> Evidence:
-    """One Evidence: `own` is rank 0's, `slowest` that of the slowest of `ranks`."""
+    """Merge into one Evidence: `own` is rank 0's, `slowest` that of the slowest of `ranks`."""
     missing = list(own.missing)
     if len(ranks) < world_size:
         missing.append(

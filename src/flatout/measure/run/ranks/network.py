@@ -1,10 +1,10 @@
 """An all-reduce of two sizes, and the nominal speed of the link it crosses.
 
 The slope between the sizes is bandwidth, free of the latency that both pay.  A ring moves 2 (n - 1) / n bytes
-through every link for each byte of the result, so that factor turns the slope into bytes through the
-slowest link, one way.  What the link promises stands in /sys: rates of InfiniBand ports, which NCCL uses
-together, else the speed of the fastest network card that is up.  Virtual devices promise whatever they like
-and are not asked.
+through every link for each byte of the result, so that factor turns the slope into bytes through the slowest
+link, one way.  /sys holds the link's nominal speed: the rates of InfiniBand ports, which NCCL uses together,
+else the speed of the fastest network card that is up.  Virtual devices report arbitrary speeds and are
+ignored.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def measure_network(device: str, store: Any) -> Network | None:
 
     num_ranks = read_launch().num_ranks
     tensors: list[Any] = []
-    with contextlib.suppress(RuntimeError):  # no memory is left; the others hear of it
+    with contextlib.suppress(RuntimeError):  # out of memory; the other ranks learn of it
         tensors = _tensors(device)
     if not all_ready(store, num_ranks, bool(tensors)):
         return None
@@ -65,7 +65,7 @@ def _tensors(device: str) -> list[Any]:
 
 
 def _seconds(act: Callable[[], Any], device: str) -> float:
-    """The shortest of a few times, after one that is not counted."""
+    """Return the shortest of a few timings, after an untimed warm-up."""
     import torch
 
     took = []
@@ -79,7 +79,7 @@ def _seconds(act: Callable[[], Any], device: str) -> float:
 
 
 def all_ready(store: Any, num_ranks: int, able: bool, *, wait_s: float = WAIT_S) -> bool:
-    """Whether all ranks came here and all are able; all of them get the same answer."""
+    """Return whether all ranks came here and are able; every rank gets the same answer."""
     if able:
         store.add(f"{KEY}able", 1)
     store.add(f"{KEY}here", 1)
@@ -92,7 +92,7 @@ def all_ready(store: Any, num_ranks: int, able: bool, *, wait_s: float = WAIT_S)
 
 
 def bus_bandwidth(small: tuple[int, float], large: tuple[int, float], *, num_ranks: int) -> float | None:
-    """Bytes per second through the slowest link, from (bytes, seconds) of two sizes."""
+    """Return bytes per second through the slowest link, from (bytes, seconds) of two sizes."""
     more_s = large[1] - small[1]
     if more_s <= 0:
         return None
@@ -100,7 +100,7 @@ def bus_bandwidth(small: tuple[int, float], large: tuple[int, float], *, num_ran
 
 
 def link_speed(backend: str, system: Path = SYSTEM) -> tuple[str | None, float | None]:
-    """The name of what leads to other nodes, and its bytes per second, one way; unknown is None."""
+    """Return the link to other nodes and its bytes per second, one way; None if unknown."""
     if backend == "nccl" and (rates := _infiniband(system)):
         return "+".join(rates), sum(rates.values())
     cards: dict[str, float] = {}
@@ -116,7 +116,7 @@ def link_speed(backend: str, system: Path = SYSTEM) -> tuple[str | None, float |
 
 
 def _infiniband(system: Path) -> dict[str, float]:
-    """Bytes per second of each port that is up: `400 Gb/sec (4X NDR)`."""
+    """Return the bytes per second of each port that is up, from lines like `400 Gb/sec (4X NDR)`."""
     rates: dict[str, float] = {}
     for port in sorted(system.glob("infiniband/*/ports/*")):
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""Steps in which DistributedDataParallel exchanges no gradients: what the exchange costs that nothing hides.
+"""Steps in which DistributedDataParallel exchanges no gradients: the cost of the exposed exchange.
 
-Collectives run while backward computes; only what is left when backward ends costs time, and what they take
-from the computation meanwhile.  Both are gone in steps under `no_sync`.  The replicas drift apart from then
-on, which changes what they compute and not how long it takes; the diagnosis ends the job afterwards.
+Collectives run while backward computes; they cost what remains when backward ends, and what they take from
+the computation meanwhile.  Steps under `no_sync` avoid both.  The replicas drift apart from then on, which
+changes what they compute but not how long it takes; the diagnosis ends the job afterwards.
 """
 
 from __future__ import annotations
