@@ -103,6 +103,14 @@ class Recording:
         self._patches.replace(session_type, "_prepare_trace", prepare_after_ours)
 
 
+def leave_in_child() -> None:
+    """Stop recording in a process that was forked during a recording: it would never end there."""
+    import torch
+
+    clear: Any = torch._C._autograd._clear_callbacks  # type: ignore[attr-defined]
+    clear()
+
+
 def _refuse_beside_another() -> None:
     import torch.profiler
     from torch.autograd import profiler

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -55,17 +56,19 @@ class Lookout:
         self.looks: list[Look] = []
         self._interval_s = INTERVAL_S
         self._doing: dict[int, tuple[Library | None, CodeType]] = {}  # by id, as in UserCode
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._ended = False
 
     def start(self) -> None:
         self.started_at_s = now()
-        self._thread = threading.Thread(target=self._look_around, name="flatout-lookout", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._look_around, name="flatout-lookout", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop without waiting: a sample under way ends by itself."""
-        self._ended.set()
+        """Stop without waiting: a sample under way ends by itself.
+
+        A flag, not an event: a process that the job forks stops the looks, too. The thread may hold the lock
+        of an event at the fork, and it does not exist in that process to release it.
+        """
+        self._ended = True
 
     def _look_around(self) -> None:
         uneven = random.Random(0)  # even intervals would beat with the steps
@@ -73,7 +76,8 @@ class Lookout:
         while True:
             interval_s = self._interval_s * uneven.uniform(0.5, 1.5)
             due_s = now() + interval_s
-            if self._ended.wait(interval_s):
+            time.sleep(interval_s)
+            if self._ended:
                 return
             late_s = now() - due_s
             try:

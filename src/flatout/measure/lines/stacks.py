@@ -96,6 +96,10 @@ class StackSampler:
     def step_end(self) -> None:
         self._steps.append(Counter())
 
+    def leave_in_child(self) -> None:
+        """Let the threads of a forked process take turns as before."""
+        sys.setswitchinterval(self._switch_interval_s)
+
     def stop(self, *, steps_s: Sequence[float], differentiable: Collection[Place] = ()) -> Stacks:
         """Return the samples of steps that took `steps_s`, without steps far longer than usual.
 

@@ -174,7 +174,7 @@ class Observer:
     @property
     def arm_under_way(self) -> Arm | None:
         """The arm of the current steps, if any."""
-        return None if self.finished else self.arms.get(self.arm)
+        return None if self.finished or self.removed else self.arms.get(self.arm)
 
     def adopt_thread(self) -> bool:
         """Return whether this is the training thread; the first optimizer step decides which one is."""

@@ -112,7 +112,14 @@ class Passes:
             self._run_as_before()
 
     def leave_in_child(self) -> None:
-        """Remove the modes that a forked process inherits from the current step."""
+        """Remove what a forked process inherits from the pass of the current step."""
+        if self._sampler is not None:
+            self._sampler.leave_in_child()
+        is_attributing = self.sites is not None and self.sites.attributing
+        if self._kernel_recorder is not None or is_attributing:
+            from flatout.measure.device.recording import leave_in_child
+
+            leave_in_child()
         if self._counting:
             remove_mode(self.sites)
         if self._memory_recorder is not None:

@@ -100,6 +100,8 @@ class Session:
         signal.signal(END, self._asked_to_end)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         ending = self._run_script()
+        if os.getpid() != self._pid:  # a process that the script forked has come to the script's end
+            return ending.exit_code or 0
         for number in (signal.SIGINT, signal.SIGTERM, END):
             signal.signal(number, signal.SIG_IGN)  # the evidence is being written
         failed = self._failed_arm(ending)

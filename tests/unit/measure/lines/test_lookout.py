@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,6 +82,20 @@ def test_a_long_run_keeps_half_of_its_looks_with_twice_the_weight(monkeypatch: p
     lookout._thin_out()
     assert [(look.time_s, look.weight_s) for look in lookout.looks] == [(0.0, 2.0), (2.0, 2.0)]
     assert lookout._interval_s == 2 * lookouts.INTERVAL_S
+
+
+def test_a_forked_process_that_stops_the_looks_waits_for_no_lock() -> None:
+    """The thread that looks may hold one at the fork, and it does not live on in the other process."""
+    lookout = Lookout(Clock(), UserCode(str(HERE.parent)))
+    locks = [each._cond for each in vars(lookout).values() if isinstance(each, threading.Event)]  # type: ignore[attr-defined]
+    for lock in locks:
+        lock.acquire()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(20)  # ends one that waits
+        lookout.stop()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_what_libraries_do_is_told_by_their_functions() -> None:

@@ -98,6 +98,29 @@ def test_a_process_forked_inside_a_pass_takes_the_modes_off(passes: Passes) -> N
     passes.end("count", [0.1])
 
 
+def test_a_process_forked_while_stacks_are_sampled_switches_threads_as_before(passes: Passes) -> None:
+    before_s = sys.getswitchinterval()
+    passes.begin("stacks", "cpu")
+    assert sys.getswitchinterval() < before_s
+    passes.leave_in_child()
+    assert sys.getswitchinterval() == before_s
+    passes.end("stacks", [0.1])
+
+
+@pytest.mark.parametrize("arm", ["kernels", "attribution"])
+def test_a_process_forked_inside_a_recording_records_nothing(passes: Passes, arm: str) -> None:
+    """A worker that lives on would keep every operator that it calls."""
+    passes.begin("count", "cpu")
+    passes.end("count", [0.1])
+    passes.begin(arm, "cpu")
+    passes.leave_in_child()
+    train(2, passes)
+    recorder = passes._kernel_recorder if arm == "kernels" else passes.backward_costs
+    assert recorder is not None
+    assert {event.name() for event in recorder._recording.stop()} <= {"flatout::training thread"}
+    passes.end(arm, [0.1])
+
+
 def test_compiled_code_runs_eagerly_inside_a_pass_and_as_before_after_it(passes: Passes) -> None:
     import torch._dynamo
     from torch._dynamo import eval_frame

@@ -192,6 +192,21 @@ def test_a_script_that_trains_in_processes_of_its_own_is_told_what_watches_them(
     assert line.endswith("torchrun -m flatout diagnose watches every rank it starts")
 
 
+def test_a_process_that_it_forks_and_that_comes_to_its_end_is_not_the_job(tmp_path: Path) -> None:
+    body = """
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    print("forked:", code, os.path.exists("e.json"))
+    for x, y in DataLoader(data, batch_size=16):
+        train_step(x, y)
+    """
+    done = diagnosed(tmp_path, body, preamble=BY_HAND)
+    assert done.ran.stdout.startswith("forked: 7 False\n")
+    assert (done.evidence.job.ended, done.evidence.job.exit_code) == ("finished", 0)
+
+
 @pytest.mark.parametrize(
     ("ending", "laid_to_the_arm"),
     [
