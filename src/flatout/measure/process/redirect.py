@@ -2,8 +2,9 @@
 
 A script saves checkpoints and logs where it always does; a trial must not overwrite those.  Files that Python
 or torch opens for writing are created in the scratch folder under the same path, and later reads find them
-there.  A file that is opened for update or append is copied there first.  Files in the system's temporary
-folder, and anything that is not a file (a terminal, a pipe), stay as they are.
+there.  A file that is opened for update or append is copied there first.  A folder that the script removes
+with everything in it stays, and is hidden from the script.  Files in the system's temporary folder, and
+anything that is not a file (a terminal, a pipe), stay as they are.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def redirect_writes(patches: Patches, scratch: Path, *, apart: Sequence[Path] = 
 
     def made(path: Any, *args: Any, **kwargs: Any) -> None:
         if kwargs.get("dir_fd") is None:
-            if os.path.lexists(path):
+            if os.path.lexists(mirror.now(path)):
                 raise FileExistsError(17, "File exists", path)
             path = mirror.for_writing(path, keep=False)
         real_mkdir(path, *args, **kwargs)
@@ -55,8 +56,9 @@ def redirect_writes(patches: Patches, scratch: Path, *, apart: Sequence[Path] = 
         patches.replace(owner, name, _both(getattr(owner, name), mirror))
     for owner, name in ((os, "remove"), (os, "unlink"), (os, "rmdir")):
         patches.replace(owner, name, _only_ours(getattr(owner, name), mirror))
-    for owner, name in ((os, "stat"), (os, "listdir"), (os, "scandir")):
+    for owner, name in ((os, "stat"), (os, "listdir"), (os, "scandir"), (os.path, "lexists")):
         patches.replace(owner, name, _reading(getattr(owner, name), mirror))
+    patches.replace(shutil, "rmtree", _whole_folder(shutil.rmtree, mirror))
     return mirror
 
 
@@ -92,8 +94,25 @@ def _both(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
 
 
 def _only_ours(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
-    def removed(path: Any, **kwargs: Any) -> Any:
-        return real(path, **kwargs) if mirror.is_free(path) else real(mirror.for_writing(path, keep=True))
+    def removed(path: Any, *, dir_fd: int | None = None) -> Any:
+        if dir_fd is not None:  # as shutil.rmtree does: a name in a folder that is open
+            folder = os.path.realpath(f"/proc/self/fd/{dir_fd}")
+            if not os.path.isdir(folder):
+                return real(path, dir_fd=dir_fd)
+            path = os.path.join(folder, os.fsdecode(path))
+        return real(path) if mirror.is_free(path) else real(mirror.for_writing(path, keep=True))
+
+    return removed
+
+
+def _whole_folder(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
+    def removed(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("dir_fd") is not None or not isinstance(path, (str, bytes, os.PathLike)):
+            return real(path, *args, **kwargs)
+        there, is_folder = mirror.now(path), os.path.isdir(path)
+        if mirror.is_free(path) or not is_folder:
+            return real(there, *args, **kwargs)
+        return real(mirror.hide(path), ignore_errors=True)
 
     return removed
 
@@ -119,6 +138,7 @@ class Mirror:
         )
         here = os.path.join(os.getcwd(), "")  # a job may live in the temporary folder itself
         self._here = here if here.startswith(os.path.join(temporary, "")) else None
+        self._hidden: set[str] = set()  # folders that the script removed
 
     def is_free(self, path: Any) -> bool:
         """Return whether a path may be written directly."""
@@ -137,6 +157,8 @@ class Mirror:
     def now(self, path: Any) -> Any:
         """Return where to read a path: in the scratch folder if it was written there."""
         there = self._there(path)
+        if there is not None and self._is_hidden(path):
+            return there
         if there is None or not _exists(there):
             return path
         return path if os.path.isdir(there) and _exists(path) else there
@@ -146,12 +168,22 @@ class Mirror:
         there = self._there(path)
         if there is None:
             return path
-        if keep and not _exists(there) and os.path.isfile(path):
+        if keep and not _exists(there) and not self._is_hidden(path) and os.path.isfile(path):
             os.makedirs(os.path.dirname(there), exist_ok=True)
             shutil.copy2(path, there)
         elif os.path.isdir(os.path.dirname(os.path.realpath(os.fsdecode(path)))):
             os.makedirs(os.path.dirname(there), exist_ok=True)
         return there
+
+    def hide(self, path: Any) -> str:
+        """Let a folder be gone for the script; return where it is in the scratch folder."""
+        whole = os.path.realpath(os.fsdecode(path))
+        self._hidden.add(os.path.join(whole, ""))
+        return self._scratch + whole
+
+    def _is_hidden(self, path: Any) -> bool:
+        whole = os.path.join(os.path.realpath(os.fsdecode(path)), "")
+        return whole.startswith(tuple(self._hidden))
 
     def _there(self, path: Any) -> str | None:
         if self.is_free(path):

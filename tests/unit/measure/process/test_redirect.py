@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +18,8 @@ from flatout.measure.process.redirect import redirect_torch, redirect_writes
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A user's folder in which a script runs whose writes are redirected."""
     here = tmp_path / "project"
-    here.mkdir()
+    (here / "earlier" / "run").mkdir(parents=True)
+    (here / "earlier" / "run" / "result.txt").write_text("precious")
     (here / "log.txt").write_text("before\n")
     monkeypatch.chdir(here)
     patches = Patches()
@@ -25,6 +28,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield here
     finally:
         patches.undo()
+    assert (here / "earlier" / "run" / "result.txt").read_text() == "precious"
 
 
 def entries(folder: Path) -> list[str]:
@@ -78,3 +82,25 @@ def test_the_temporary_folder_and_devices_are_written_as_they_are(folder: Path, 
     other = tmp_path / "elsewhere.txt"
     other.write_text("temporary")
     assert other.name in entries(tmp_path)
+
+
+def test_a_folder_that_the_script_removes_is_gone_for_the_script_alone(folder: Path) -> None:
+    shutil.rmtree("earlier")
+    assert not os.path.exists("earlier/run/result.txt") and not Path("earlier").is_dir()
+    with pytest.raises(FileNotFoundError):
+        open("earlier/model.pt", "w")  # noqa: SIM115
+    os.makedirs("earlier/new")
+    Path("earlier/new/model.pt").write_text("weights")
+    assert entries(Path("earlier")) == ["new"]
+    shutil.rmtree("earlier/new")  # a folder of its own
+    assert entries(Path("earlier")) == []
+    with pytest.raises(FileNotFoundError):
+        shutil.rmtree("earlier/new")
+    shutil.rmtree("earlier/new", ignore_errors=True)
+
+
+def test_a_temporary_folder_is_removed_with_what_it_holds(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        os.makedirs(os.path.join(name, "a", "b"))
+        Path(name, "a", "b", "source.cpp").write_text("int main() {}")
+    assert not os.path.exists(name)
