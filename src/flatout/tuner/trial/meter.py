@@ -137,6 +137,8 @@ class Meter:
             variants.fix_samples(torch, self.patches)
         if options.same_random:
             variants.draw_as_eager_does()
+        if options.double:
+            variants.compute_in_64_bits(torch, self.patches)
         if options.nudge or options.double:
             change = variants.widen if options.double else (lambda inputs: inputs)
             on_first_call(self.patches, self._change_model, change=change)

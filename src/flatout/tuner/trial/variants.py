@@ -97,6 +97,44 @@ def widen(inputs: Inputs) -> Inputs:
     return tuple(map_arrays(list(args), wide)), map_arrays(kwargs, wide)
 
 
+def compute_in_64_bits(torch: Any, patches: Patches) -> None:
+    """Widen what meets a 64-bit tensor in a function: targets, constants, what was made before the model.
+
+    What a function writes into keeps its format, and gradients are asked of the script's own tensors.
+    """
+    from torch.overrides import TorchFunctionMode
+
+    narrow = {torch.float32, torch.float16, torch.bfloat16}
+
+    def formats(values: Any) -> set[Any]:
+        found = {each.dtype for each in values if isinstance(each, torch.Tensor)}
+        return found.union(*(formats(each) for each in values if isinstance(each, list | tuple)))
+
+    def wide(value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return type(value)(map(wide, value)) if type(value) in (list, tuple) else value
+        return value.double() if getattr(value, "dtype", None) in narrow else value
+
+    class Wide(TorchFunctionMode):  # type: ignore[misc,unused-ignore]
+        def __torch_function__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            met = formats([*args, *kwargs.values()])
+            if torch.float64 in met and not met.isdisjoint(narrow) and not _writes(function, kwargs):
+                args, kwargs = tuple(map(wide, args)), {name: wide(each) for name, each in kwargs.items()}
+            return function(*args, **kwargs)
+
+    mode: Any = Wide()
+    mode.__enter__()
+    patches.on_undo(lambda: mode.__exit__(None, None, None))
+
+
+def _writes(function: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    """Whether a function writes into its arguments or asks for their gradients."""
+    name = getattr(function, "__name__", "")
+    in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or "set" in name
+    return in_place or "out" in kwargs or "autograd" in (getattr(function, "__module__", None) or "")
+
+
 def switch_dropout_off(torch: Any, patches: Patches) -> None:
     """Random masks of one format are not those of another: gradients are compared without them."""
     functional = torch.nn.functional

@@ -91,3 +91,22 @@ def test_inputs_are_widened_and_whole_numbers_are_not() -> None:
     args, kwargs = variants.widen(((torch.ones(1), torch.ones(1, dtype=torch.int64)), {"x": [torch.ones(1)]}))
     assert [each.dtype for each in args] == [torch.float64, torch.int64]
     assert kwargs["x"][0].dtype == torch.float64
+
+
+@pytest.mark.parametrize("loss", ["mse_loss", "huber_loss", "binary_cross_entropy_with_logits"])
+def test_what_meets_64_bits_is_computed_in_them(patches: Patches, loss: str) -> None:
+    variants.compute_in_64_bits(torch, patches)
+    model, x, target = nn.Linear(3, 2).double(), torch.randn(4, 3), torch.rand(4, 2)
+    found = getattr(nn.functional, loss)(model(x.float()), target)
+    found.backward()
+    expected = getattr(nn.functional, loss)(model(x.double()), target.double())
+    assert torch.equal(found, expected) and found.dtype == torch.float64
+    basis = torch.randn(2, 2, requires_grad=True)
+    (gradient,) = torch.autograd.grad((model(x) @ basis).sum(), [basis])
+    assert gradient.dtype == torch.float32  # that of the script's own tensor
+    average = torch.zeros(4, 2)
+    average.add_(model(x).detach())
+    assert average.dtype == torch.float32 and torch.stack([average, model(x)]).dtype == torch.float64
+    patches.undo()
+    with pytest.raises(RuntimeError, match="dtype"):
+        model(x)
