@@ -33,6 +33,7 @@ ERROR_FACTOR, HALF_ERROR_FACTOR = 2.0, 3.0  # of the job's own error against 64 
 HALF = ("float16", "bfloat16")
 SAME_LOSS = 0.02  # of the first loss, by which a run in 64 bits may differ from the job
 ERROR_FLOOR = 1e-6  # relative: below it both are exact for our purposes
+CHANGE_FLOOR = 1e-5  # the same of a step: Adam's divides gradients by their size, those near zero too
 DROPOUT_FACTOR = 10.0  # of that floor, from which on dropout is seen in a loss
 ENVELOPE_FACTOR = 10.0
 ENVELOPE_FLOOR = 1e-5  # of the loss
@@ -286,8 +287,9 @@ def differs_by_more_than_rounding(
     for name, reference in right.items():
         size = float(reference.norm())
         own, other = (float((each[name] - reference).norm()) for each in (ours, theirs))
-        if not (math.isfinite(own) and other <= factor * own + ERROR_FLOOR * size):
-            what, _, number = name.partition(".")
+        what, _, number = name.partition(".")
+        floor = CHANGE_FLOOR if what == "change" else ERROR_FLOOR
+        if not (math.isfinite(own) and other <= factor * own + floor * size):
             return (
                 f"the {what} of parameter {number} is {other / max(size, 1e-300):.2g} off,"
                 f" the job's own {own / max(size, 1e-300):.2g}"

@@ -199,6 +199,8 @@ def test_rounding_may_double_the_error_against_64_bits(tmp_path: Path) -> None:
     save_file({"gradient.0": right, "change.0": right * 1.05}, tmp_path / "faster learning")
     changed = verdict.differs_by_more_than_rounding(plain, tmp_path / "faster learning", exact)
     assert "the change of parameter 0" in str(changed)
+    save_file({"gradient.0": right, "change.0": right * (1 + 5e-6)}, tmp_path / "divided by its size")
+    assert verdict.differs_by_more_than_rounding(plain, tmp_path / "divided by its size", exact) is None
     save_file({"gradient.1": right}, tmp_path / "others")
     assert "nothing was verified" in str(
         verdict.differs_by_more_than_rounding(plain, tmp_path / "others", exact)
