@@ -131,6 +131,20 @@ def test_loaders_get_workers_that_stay_or_none(patches: Patches) -> None:
     assert loader.num_workers == 0 and len(list(loader)) == 2
 
 
+@pytest.mark.parametrize(("own", "count"), [({}, 1), ({"num_workers": 1, "persistent_workers": True}, 0)])
+def test_later_epochs_have_the_order_that_they_have_without_workers(
+    patches: Patches, own: dict[str, Any], count: int
+) -> None:
+    def orders() -> list[list[float]]:
+        torch.manual_seed(3)
+        loader = DataLoader(TensorDataset(torch.arange(8.0)), batch_size=8, shuffle=True, **own)
+        return [torch.cat([x, torch.rand(1)]).tolist() for _epoch in range(3) for (x,) in loader]
+
+    before = orders()
+    install([Dose(name="loader-workers", value=count)], patches)
+    assert orders() == before and len({str(each) for each in before}) == 3
+
+
 def test_optimizers_are_fused_unless_the_script_chose(patches: Patches) -> None:
     model = nn.Linear(2, 2)
     install([Dose(name="fused-optimizer", value=True)], patches)
@@ -186,10 +200,20 @@ def test_garbage_is_collected_between_steps_and_seldom(patches: Patches) -> None
     install([Dose(name="garbage-every", value=2)], patches)
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    collections: list[str] = []
+    gc.callbacks.append(lambda phase, _info: collections.append(phase))
     try:
         optimizer.step()
         assert not gc.isenabled()
+        collections.clear()
+        for _step in range(4):
+            optimizer.step()
+            gc.collect()  # by the script, after each step
+        assert collections.count("start") == 2
+        gc.collect()  # once more, without a step
+        assert collections.count("start") == 3
     finally:
+        gc.callbacks.pop()
         patches.undo()
         gc.unfreeze()
     assert gc.isenabled()

@@ -1,8 +1,13 @@
-"""Worker processes for the loaders that train: as many as were found to be fastest, none included."""
+"""Worker processes for the loaders that train: as many as were found to be fastest, none included.
+
+A loader draws a seed for its workers each time it is begun, unless its workers live on.  What is drawn after
+it, such as the order of the next epoch, stays the script's own if as many seeds are drawn as without workers.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakSet
 
 from flatout.measure.patches import Patches
 from flatout.tuner.treatment import Case, Treatment, Value
@@ -28,13 +33,16 @@ def propose(case: Case) -> list[Value]:
 
 def install(patches: Patches, value: Value) -> None:
     """Give every DataLoader over a map-style dataset that many workers, which live as long as it does."""
+    import torch
     from torch.utils.data import DataLoader, IterableDataset
 
     count = int(value)
+    lasting: dict[int, bool] = {}  # by dataset: frameworks make a loader again, with what they read from it
 
     @patches.around(DataLoader, "__init__")
     def init(real: Any, loader: Any, dataset: Any, *args: Any, **kwargs: Any) -> None:
         if len(args) < 5 and not isinstance(dataset, IterableDataset):  # the sixth argument is num_workers
+            lasting.setdefault(id(dataset), bool(kwargs.get("persistent_workers", False)))
             kwargs["num_workers"] = count
             if count:
                 kwargs["persistent_workers"] = True
@@ -42,6 +50,23 @@ def install(patches: Patches, value: Value) -> None:
                 for name in ("persistent_workers", "prefetch_factor", "multiprocessing_context", "timeout"):
                     kwargs.pop(name, None)
         real(loader, dataset, *args, **kwargs)
+
+    begun: WeakSet[Any] = WeakSet()
+
+    @patches.around(DataLoader, "__iter__")
+    def begin(real: Any, loader: Any) -> Any:
+        again, asked = loader in begun, lasting.get(id(loader.dataset), loader.persistent_workers)
+        begun.add(loader)
+        if not again or asked == loader.persistent_workers:
+            return real(loader)
+        generator = loader.generator or torch.default_generator
+        if not asked:
+            torch.empty((), dtype=torch.int64).random_(generator=generator)
+            return real(loader)
+        before = generator.get_state()
+        batches = real(loader)
+        generator.set_state(before)
+        return batches
 
 
 TREATMENT = Treatment(

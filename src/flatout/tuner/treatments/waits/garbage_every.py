@@ -1,4 +1,8 @@
-"""Python's garbage collector, run every 100 steps instead of at any time."""
+"""Python's garbage collector, run every 100 steps instead of at any time.
+
+A script that collects after each step has its calls skipped; one that asks twice between two steps, in an
+evaluation for instance, is obeyed.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +21,24 @@ def propose(_case: Case) -> list[Value]:
     return [STEPS]
 
 
-def install(patches: Patches, value: Value) -> None:
-    num_steps, every = 0, int(value)
-
-    def after_step(_optimizer: Any) -> None:
-        nonlocal num_steps
-        num_steps += 1
-        if num_steps == 1:
-            gc.collect()
-            gc.freeze()
-            gc.disable()
-        elif num_steps % every == 0:
-            gc.collect()
-
-    around_steps(patches, after=after_step)
-    patches.on_undo(gc.enable)
-
-
 class _Switch:
     """Off, the collector runs as it likes; the steps that it was on are counted together."""
 
     def __init__(self, patches: Patches, value: Value) -> None:
         self._every, self._num_steps, self._is_on = int(value), 0, False
+        self._asked_at: int | None = None  # the step after which the script last asked for a collection
+        real = self._collect = gc.collect
+
+        def collect(generation: int = 2) -> int:
+            is_new = self._asked_at != self._num_steps
+            self._asked_at = self._num_steps
+            return 0 if self._is_on and is_new else real(generation)
+
+        patches.replace(gc, "collect", collect)
         around_steps(patches, after=self._after_step)
 
     def on(self) -> None:
-        gc.collect()
+        self._collect()
         gc.freeze()
         gc.disable()
         self._is_on = True
@@ -51,12 +47,27 @@ class _Switch:
         self._is_on = False
         gc.enable()
         gc.unfreeze()
-        gc.collect()  # what was left lying is not the next block's to clean up
+        self._collect()  # what was left lying is not the next block's to clean up
 
     def _after_step(self, _optimizer: Any) -> None:
         self._num_steps += self._is_on
         if self._is_on and self._num_steps % self._every == 0:
-            gc.collect()
+            self._collect()
+
+
+def install(patches: Patches, value: Value) -> None:
+    """From the first step on: the model and the data are there, and are looked through no more."""
+    switch = _Switch(patches, value)
+    is_begun = False
+
+    def after_step(_optimizer: Any) -> None:
+        nonlocal is_begun
+        if not is_begun:
+            is_begun = True
+            switch.on()
+
+    around_steps(patches, after=after_step)
+    patches.on_undo(gc.enable)
 
 
 TREATMENT = Treatment(
