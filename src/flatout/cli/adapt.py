@@ -16,10 +16,10 @@ import typer
 
 from flatout.cli import flags
 from flatout.cli.flags import flag, option, switch
-from flatout.cli.output import print_document, show
+from flatout.cli.output import print_document
 from flatout.cli.render.progress import launched_line, live_line
 from flatout.ground.errors import BadInput
-from flatout.ground.units import UNKNOWN, show_seconds, show_share
+from flatout.ground.units import show, show_seconds, show_share
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.evaluation.results import Evaluation
@@ -247,7 +247,7 @@ def _show_status(found: AdaptStatus) -> None:
         typer.echo(f"{phase.name}  {_how_far(phase)}{took}")
         for name, progress in phase.progress.items():
             scores = ", ".join(f"{key} {value:.4g}" for key, value in progress.scores.items())
-            best = UNKNOWN if progress.best_step is None else f"best at step {progress.best_step}"
+            best = show(progress.best_step, "best at step {}")
             left = "" if progress.done in (None, phase.step) else f", left at step {progress.done}"
             if left and progress.left_because is not None:
                 left += f" because {progress.left_because}"
@@ -277,7 +277,7 @@ def _show_evaluation(found: Evaluation, page: Path) -> None:
         values = [found.score(task, routing) for routing in ROUTINGS]
         if heads:
             values.append(found.heads_only_score(task))
-        cells = "".join(f"{show(None if value is None else f'{value:.1f}'):>12}" for value in values)
+        cells = "".join(f"{show(value, '{:.1f}'):>12}" for value in values)
         typer.echo(f"{task:<18}{found.metrics[task]:<16}{cells}")
     if found.routing is not None:
         typer.echo(f"routing accuracy {show_share(found.routing.accuracy_share)}")

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flatout.cli import flags
-from flatout.cli.output import plain_console, plain_table, print_document, show
+from flatout.cli.output import facts_table, plain_console, plain_table, print_document
 from flatout.ground.errors import BadInput
-from flatout.ground.units import show_bytes, show_share
+from flatout.ground.units import show, show_bytes, show_share
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -84,17 +84,6 @@ def _datasheet_document(row: Datasheet) -> dict[str, Any]:
     return {**encode(row), "memory_bytes": row.memory_bytes, "bf16": row.bf16}
 
 
-def _print_facts(console: Console, facts: Sequence[tuple[str, str]]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column()
-    for fact in facts:
-        table.add_row(*fact)
-    console.print(table)
-
-
 def _print_machine(console: Console, *, snapshot: Snapshot, host: HostFacts) -> None:
     if snapshot.gpus:
         _print_gpus(console, snapshot)
@@ -118,7 +107,7 @@ def _print_gpus(console: Console, snapshot: Snapshot) -> None:
     _print_processes(console, rows)
     by_name = {device.name: device for device in snapshot.devices}
     for device in by_name.values():
-        _print_facts(console, [(device.name, ""), *_peak_facts(device)])
+        console.print(facts_table([(device.name, ""), *_peak_facts(device)]))
         console.print()
     versions = f"{show(snapshot.driver_version)}, CUDA up to {show(snapshot.cuda_version)}"
     reasons = {f"GPU {_number(gpu)}": gpu.missing for gpu in rows} | {"driver": snapshot.missing}
@@ -126,7 +115,7 @@ def _print_gpus(console: Console, snapshot: Snapshot) -> None:
     facts = [("driver", versions)]
     facts += [("clocks held", f"GPU {_number(gpu)}: {', '.join(reasons)}") for gpu, reasons in held]
     facts += [("note", note) for note in snapshot.notes]
-    _print_facts(console, facts)
+    console.print(facts_table(facts))
     _print_missing(console, reasons)
 
 
@@ -139,7 +128,7 @@ def _gpu_cells(gpu: GpuSnapshot) -> dict[str, str]:
         "busy": show_share(gpu.utilisation_share),
         "power": _pair(gpu.power_w, gpu.power_limit_w, unit="W"),
         "SM clock": _pair(gpu.sm_clock_hz, gpu.sm_clock_max_hz, unit="MHz", scale=1e-6),
-        "temp": f"{_rounded(gpu.temperature_c)}{'' if gpu.temperature_c is None else ' °C'}",
+        "temp": show(gpu.temperature_c, "{:.0f} °C"),
         "PCIe": link if gpu.pcie_width or gpu.pcie_generation else show(None),
     }
 
@@ -162,7 +151,7 @@ def _print_processes(console: Console, gpus: Sequence[GpuSnapshot]) -> None:
 
 def _print_device(console: Console, device: Device) -> None:
     console.print(f"{device.name} (simulated)", style="bold")
-    _print_facts(console, _peak_facts(device))
+    console.print(facts_table(_peak_facts(device)))
     if device.missing:
         _print_missing(console, {"": device.missing})
 
@@ -172,7 +161,7 @@ def _peak_facts(device: Device) -> list[tuple[str, str]]:
     bandwidth = device.bandwidth_bytes_per_s
     facts = [
         ("  memory", show_bytes(device.memory_bytes)),
-        ("  bandwidth", show(None) if bandwidth is None else f"{bandwidth / 1e9:,.0f} GB/s"),
+        ("  bandwidth", show(bandwidth and bandwidth / 1e9, "{:,.0f} GB/s")),
         ("  compute capability", show(device.compute_capability)),
         ("  bf16", {True: "yes", False: "no", None: show(None)}[device.bf16]),
         ("  dense peak, TFLOP/s", peaks or show(None)),
@@ -200,7 +189,7 @@ def _print_datasheets(console: Console, rows: Sequence[Datasheet]) -> None:
 
 
 def _print_host(console: Console, host: HostFacts) -> None:
-    cores = show(None) if host.cores is None else f"{host.cores:g} usable"
+    cores = show(host.cores, "{:g} usable")
     if host.cores_limited_by not in (None, WHOLE):
         cores += f" of {show(host.machine_cores)}, limited by {host.cores_limited_by}"
     memory = f"{show_bytes(host.memory_used_bytes)} of {show_bytes(host.memory_bytes)} used"
@@ -214,7 +203,7 @@ def _print_host(console: Console, host: HostFacts) -> None:
         ("  memory", memory),
         ("  /dev/shm", shared),
     ]
-    _print_facts(console, facts)
+    console.print(facts_table(facts))
     _print_missing(console, {"host": host.missing})
 
 
@@ -234,14 +223,11 @@ def _number(gpu: GpuSnapshot) -> str:
     return str(gpu.index) if gpu.mig_index is None else f"{gpu.index}:{gpu.mig_index}"
 
 
-def _rounded(value: float | None, scale: float = 1.0) -> str:
-    return show(None) if value is None else f"{value * scale:.0f}"
-
-
 def _pair(value: float | None, limit: float | None, *, unit: str, scale: float = 1.0) -> str:
     if value is None and limit is None:
         return show(None)
-    return f"{_rounded(value, scale)}/{_rounded(limit, scale)} {unit}"
+    shown = (show(None if each is None else each * scale, "{:.0f}") for each in (value, limit))
+    return f"{'/'.join(shown)} {unit}"
 
 
 def _tera(rate: float) -> str:

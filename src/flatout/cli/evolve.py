@@ -13,9 +13,9 @@ import typer
 
 from flatout.cli import flags
 from flatout.cli.flags import option
-from flatout.cli.output import FINDINGS, plain_console, plain_table, print_document, show
+from flatout.cli.output import FINDINGS, plain_console, plain_table, print_document
 from flatout.cli.render.progress import OnText, Pace, launched_line, live_line
-from flatout.ground.units import show_seconds, show_share
+from flatout.ground.units import show, show_seconds, show_share
 
 if TYPE_CHECKING:
     from flatout.engines.evolution.training.records import EpochRecord
@@ -138,9 +138,7 @@ def _answer(outcome: EvolveOutcome, *, json_output: bool) -> None:
     if json_output:
         print_document("flatout-evolution", outcome)
         return
-    untrained, trained = (
-        show(None if score is None else f"{score:.3f}") for score in (outcome.untrained_score, outcome.score)
-    )
+    untrained, trained = (show(score, "{:.3f}") for score in (outcome.untrained_score, outcome.score))
     typer.echo(f"{outcome.epochs} epochs in {outcome.out}")
     typer.echo(f"held out  {untrained} untrained, {trained} trained")
     for name, path in (("model", outcome.model), ("plot", outcome.plot), ("report", outcome.report)):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
-
-from flatout.ground.units import UNKNOWN
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,10 +47,6 @@ def _finite(value: Any) -> Any:
     return [_finite(item) for item in value] if isinstance(value, list) else value
 
 
-def show(value: object) -> str:
-    return UNKNOWN if value is None else str(value)
-
-
 def plain_console() -> Console:
     """Make a console for text from jobs and drivers, whose brackets are not markup."""
     from rich.console import Console
@@ -72,6 +66,19 @@ def plain_table(*columns: str, right: Sequence[str] = (), whole: Sequence[str] =
             no_wrap=column in whole,
             overflow="fold",
         )
+    return table
+
+
+def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
+    """Make a table of names and values, without a head."""
+    from rich.text import Text
+
+    from flatout.page.printable import printable
+
+    table = plain_table("name", "value", whole=("name",))
+    table.show_header = False
+    for name, value in facts:
+        table.add_row(Text(printable(name), style="dim"), Text(printable(value)))
     return table
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from flatout.cli import flags
-from flatout.cli.output import plain_console, plain_table, print_json, say_written
-from flatout.ground.units import UNKNOWN, show_bytes, show_ratio, show_seconds, show_share
+from flatout.cli.output import facts_table, plain_console, plain_table, print_json, say_written
+from flatout.ground.units import (
+    UNKNOWN,
+    show,
+    show_bytes,
+    show_joules,
+    show_ratio,
+    show_seconds,
+    show_share,
+    show_time,
+)
 
 if TYPE_CHECKING:
     from flatout.monitor.past.compare import Comparison, Difference, Unit
@@ -40,7 +49,7 @@ def report(
         print_json(summary.to_json())
         return
     plain_console().print(
-        _summary_table(_rows(summary) if isinstance(summary, Summary) else _engine_rows(summary))
+        facts_table(_rows(summary) if isinstance(summary, Summary) else _engine_rows(summary))
     )
     for each in summary.bounds if isinstance(summary, Summary) else ():
         _sentence(f"{each.bound}, {show_share(each.share)} of the run: {each.sentence}; {each.action}")
@@ -88,26 +97,13 @@ def _sentence(words: str) -> None:
 # One run
 
 
-def _summary_table(rows: Iterable[tuple[str, str]]) -> Any:
-    from rich.text import Text
-
-    from flatout.page.printable import printable
-
-    table = plain_table("", "")
-    table.show_header = False
-    for name, value in rows:
-        table.add_row(Text(printable(name), style="dim"), Text(printable(value)))
-    return table
-
-
 def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
-    from flatout.ground.units import show_joules, show_time
     from flatout.monitor.past.summary import last_loss
 
     yield "run", f"{summary.name} ({summary.folder}), {summary.ending}"
     yield "lasted", show_time(summary.duration_s)
     yield "GPU", summary.gpu_name or UNKNOWN
-    yield "steps", UNKNOWN if summary.steps is None else str(summary.steps)
+    yield "steps", show(summary.steps)
     yield "step", show_seconds(summary.step_s)
     for name, shares in (("host", summary.phases), ("GPU", summary.device_phases)):
         parts = [f"{phase} {show_share(share)}" for phase, share in (shares or {}).items() if share]
@@ -122,8 +118,7 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "SM active", show_share(summary.sm_active_share)
         used, total = summary.device_memory_bytes, summary.device_memory_total_bytes
         yield "GPU memory", f"{show_bytes(used)} of {show_bytes(total)} at most"
-        power = UNKNOWN if summary.power_w is None else f"{summary.power_w:.0f} W"
-        yield "power", power
+        yield "power", show(summary.power_w, "{:.0f} W")
     if summary.peak_allocated_bytes is not None:
         yield "tensors", f"{show_bytes(summary.peak_allocated_bytes)} at most"
     if summary.energy_j is not None:
@@ -136,12 +131,11 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
 
 def _engine_rows(digest: RunDigest) -> Iterator[tuple[str, str]]:
     from flatout.ground.runs import show_state
-    from flatout.ground.units import show_time
 
     run = digest.run
     yield "run", f"{run.name} ({digest.folder.name}), {run.kind}, {show_state(run)}"
-    yield "lasted", UNKNOWN if digest.duration_s is None else show_time(digest.duration_s)
-    yield "steps", UNKNOWN if digest.steps is None else str(digest.steps)
+    yield "lasted", show_time(digest.duration_s)
+    yield "steps", show(digest.steps)
     yield "step", show_seconds(digest.step_s)
     for name, value in digest.last.items():
         yield name, f"{value:.4g}"
@@ -161,8 +155,7 @@ def _engine_table(found: EngineComparison) -> Any:
     table = plain_table("", *numbers, right=numbers)
     table.add_row("run", *(Text(printable(each.folder.name)) for each in (found.first, found.second)))
     for name, *values in found.figures:
-        cells = [UNKNOWN if value is None else f"{value:.4g}" for value in values]
-        table.add_row(Text(printable(name)), *cells)
+        table.add_row(Text(printable(name)), *(show(value, "{:.4g}") for value in values))
     return table
 
 
@@ -177,8 +170,8 @@ def _comparison_table(found: Comparison) -> Any:
     for each in found.differences:
         table.add_row(
             each.name,
-            show(each.first, each.unit),
-            show(each.second, each.unit),
+            show_in(each.unit, each.first),
+            show_in(each.unit, each.second),
             show_ratio(each.ratio),
             _interval(each),
             Text(each.outcome, style=STYLES.get(each.outcome, "dim")),
@@ -192,18 +185,16 @@ def _interval(each: Difference) -> str:
     return f"{each.ratio_low:.3g}–{each.ratio_high:.3g}"
 
 
-def show(value: float | None, unit: Unit) -> str:
-    """Show a figure in its unit."""
-    if value is None:
-        return UNKNOWN
-    if unit == "s":
-        return show_seconds(value)
-    if unit == "bytes":
-        return show_bytes(value)
-    if unit == "share":
-        return show_share(value)
-    if unit == "J":
-        from flatout.ground.units import show_joules
+SHOWN: dict[Unit, Callable[[float | None], str]] = {
+    "s": show_seconds,
+    "bytes": show_bytes,
+    "share": show_share,
+    "J": show_joules,
+}
 
-        return show_joules(value)
-    return f"{value:.4g} W" if unit == "W" else f"{value:.4g}/s"
+
+def show_in(unit: Unit, value: float | None) -> str:
+    """Show a figure in its unit."""
+    if unit in SHOWN:
+        return SHOWN[unit](value)
+    return show(value, "{:.4g} W" if unit == "W" else "{:.4g}/s")

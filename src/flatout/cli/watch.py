@@ -167,7 +167,7 @@ def _list(root: Path | None, *, json_output: bool) -> None:
     import datetime
 
     from flatout.ground.runs import show_state
-    from flatout.ground.units import UNKNOWN, show_time
+    from flatout.ground.units import show, show_time
     from flatout.page.printable import printable
 
     rows = []
@@ -177,9 +177,9 @@ def _list(root: Path | None, *, json_output: bool) -> None:
             "run": each.folder.name,
             "verb": each.run.kind,
             "state": show_state(each.run).partition(":")[0],
-            "lasted": UNKNOWN if each.duration_s is None else show_time(each.duration_s),
+            "lasted": show_time(each.duration_s),
             "started": f"{started:%Y-%m-%d %H:%M}",
-            "steps": UNKNOWN if each.steps is None else str(each.steps),
+            "steps": show(each.steps),
             "last": "" if each.figure is None else f"{each.figure[0]} {each.figure[1]:.4g}",
             "command": _shown(each.run.command),
         }

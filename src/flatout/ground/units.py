@@ -7,6 +7,11 @@ import re
 UNKNOWN = "n/a"
 
 
+def show(value: object, form: str = "{}") -> str:
+    """Show any value in a format: `show(power_w, "{:.0f} W")`."""
+    return UNKNOWN if value is None else form.format(value)
+
+
 def show_seconds(seconds: float | None) -> str:
     """Three significant digits with the unit that keeps them readable: 12.9 s, 21.6 ms, 4.10 µs."""
     if seconds is None:
@@ -70,16 +75,20 @@ def _three_digits(value: float) -> str:
     return f"{value:.0f}" if size >= 100 else f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
-def show_joules(joules: float) -> str:
+def show_joules(joules: float | None) -> str:
     """0.76 J, 48.9 J, 480 kJ, 2.1 MJ"""
+    if joules is None:
+        return UNKNOWN
     for scale, unit in ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
         if abs(joules) >= scale:
             return f"{joules / scale:.3g} {unit}"
     return f"{joules:.3g} J"
 
 
-def show_time(seconds: float) -> str:
+def show_time(seconds: float | None) -> str:
     """Time since a run began: 0:42, 12:05, 3:20:00, 2 d 4 h."""
+    if seconds is None:
+        return UNKNOWN
     whole = round(max(seconds, 0.0))
     days, hours, minutes = whole // 86400, whole // 3600 % 24, whole // 60 % 60
     if days:

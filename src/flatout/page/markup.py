@@ -12,7 +12,7 @@ import html
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from flatout.ground.units import UNKNOWN
+from flatout.ground.units import show
 from flatout.page.printable import printable
 
 Value = TypeVar("Value")
@@ -92,4 +92,4 @@ def known(value: Value | None, show: Callable[[Value], str]) -> str | None:
 
 def code(text: object) -> Html:
     """A place or a name in the type of source code; n/a where there is none."""
-    return tag("code", UNKNOWN if text is None else str(text))
+    return tag("code", show(text))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass
 
@@ -11,12 +12,12 @@ from rich.text import Text
 
 from flatout.cli.output import (
     bullet,
+    facts_table,
     plain_table,
     print_document,
     print_json,
     render_lines,
     say_written,
-    show,
 )
 
 
@@ -45,8 +46,10 @@ def test_what_was_written_is_said_on_stderr(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().err == "flatout: wrote a.html\nflatout: wrote b.png\n"
 
 
-def test_unknown_is_shown_as_such() -> None:
-    assert (show(None), show(0)) == ("n/a", "0")
+def test_facts_have_no_head_and_no_terminal_codes() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    text = render_lines(console, [facts_table([("GPU", "x\x1b[31m"), ("a long name", "1")])])
+    assert text == "GPU          x\ufffd[31m\na long name  1\n"
 
 
 def test_lines_end_without_spaces_and_a_diff_is_never_wrapped() -> None:

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from flatout.cli.report import compare, report, show
+from flatout.cli.report import compare, report, show_in
 from flatout.ground.errors import BadInput
 from flatout.ground.runs import end_run
 from flatout.monitor.past.compare import Unit
@@ -138,7 +138,7 @@ def test_a_name_that_fits_several_runs_is_refused(runs: Path) -> None:
     ],
 )
 def test_figures_have_their_unit(value: float | None, unit: Unit, shown: str) -> None:
-    assert show(value, unit) == shown
+    assert show_in(unit, value) == shown
 
 
 def test_a_run_that_failed_says_so_in_report_and_comparison(runs: Path) -> None:

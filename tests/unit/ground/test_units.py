@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flatout.ground.units import (
     UNKNOWN,
     read_bytes,
+    show,
     show_bytes,
     show_joules,
     show_ratio,
@@ -24,10 +25,21 @@ SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}
 BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
-@pytest.mark.parametrize("show", [show_bytes, show_ratio, show_rough, show_seconds, show_share])
-def test_unknown_is_never_a_number(show: Callable[[float | None], str]) -> None:
-    assert show(None) == UNKNOWN == "n/a"
-    assert show(0) != UNKNOWN
+@pytest.mark.parametrize(
+    "shows", [show_bytes, show_joules, show_ratio, show_rough, show_seconds, show_share, show_time]
+)
+def test_unknown_is_never_a_number(shows: Callable[[float | None], str]) -> None:
+    assert shows(None) == UNKNOWN == "n/a"
+    assert shows(0) != UNKNOWN
+
+
+def test_any_value_is_shown_in_its_format_and_unknown_in_none() -> None:
+    assert (show(None), show(0), show(None, "{:.0f} W"), show(83.5, "{:.1f} W")) == (
+        "n/a",
+        "0",
+        "n/a",
+        "83.5 W",
+    )
 
 
 @pytest.mark.parametrize(

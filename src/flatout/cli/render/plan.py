@@ -13,8 +13,8 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flatout.cli.output import bullet, plain_console, plain_table, render_lines, show
-from flatout.ground.units import UNKNOWN, show_bytes, show_seconds, show_share
+from flatout.cli.output import bullet, plain_console, plain_table, render_lines
+from flatout.ground.units import UNKNOWN, show, show_bytes, show_seconds, show_share
 from flatout.page.printable import printable
 
 if TYPE_CHECKING:

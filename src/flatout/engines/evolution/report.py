@@ -11,7 +11,7 @@ from flatout.engines.evolution.run_plot import panels_of
 from flatout.engines.evolution.training.records import EpochRecord, ShownAnswer, read_log
 from flatout.engines.run.log import read_header
 from flatout.ground.errors import BadInput
-from flatout.ground.units import UNKNOWN, show_seconds, show_share
+from flatout.ground.units import show, show_seconds, show_share
 from flatout.page.document import document, write_page
 from flatout.page.inline import inline
 from flatout.page.markup import Html, facts, known, listing, section, tag
@@ -109,7 +109,7 @@ def _sample(now: ShownAnswer, before: ShownAnswer | None, epoch: int) -> Html:
 
 
 def _said(when: str, sample: ShownAnswer) -> Html:
-    reward = UNKNOWN if sample.reward is None else f"{sample.reward:.3g}"
+    reward = show(sample.reward, "{:.3g}")
     text = shorten(sample.completion, LONGEST_TEXT) or "(nothing)"
     return tag("p", tag("b", f"{when}, reward {reward} "), text)
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flatout.ground.codec import encode
-from flatout.ground.units import UNKNOWN, show_share, show_time
+from flatout.ground.units import show, show_share, show_time
 from flatout.monitor.fleet.nodes import Fleet, NodeState
 from flatout.monitor.sample import lean, show_loss
 from flatout.monitor.terminal.follow import obey
@@ -33,14 +33,14 @@ def cells(state: NodeState) -> list[str]:
         printable(state.node),
         printable(state.run),
         shown,
-        UNKNOWN if state.steps is None else str(state.steps),
-        UNKNOWN if state.steps_per_s is None else f"{state.steps_per_s:.3g}",
+        show(state.steps),
+        show(state.steps_per_s, "{:.3g}"),
         show_loss(state.loss),
         str(state.num_gpus),
         show_share(state.gpu_share),
         show_share(state.gpu_memory_share),
         show_share(state.cpu_share),
-        state.bound or UNKNOWN,
+        show(state.bound),
     ]
 
 

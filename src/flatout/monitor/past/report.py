@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 from flatout import __version__
-from flatout.ground.units import UNKNOWN, show_bytes, show_joules, show_seconds, show_share, show_time
+from flatout.ground.units import UNKNOWN, show, show_bytes, show_joules, show_seconds, show_share, show_time
 from flatout.monitor.past.charts import (
     CHARTS,
     bound_colour,
@@ -148,7 +148,7 @@ def _gpus(recorded: Recorded) -> Html | None:
             show_share(gpu.utilisation_share),
             show_share(gpu.sm_active_share),
             show_bytes(gpu.memory_used_bytes),
-            UNKNOWN if gpu.power_w is None else f"{gpu.power_w:.0f} W",
+            show(gpu.power_w, "{:.0f} W"),
             _held_down(gpu),
         )
         for gpu in whole.gpus

@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flatout.ground.units import UNKNOWN, show_bytes, show_seconds, show_share
+from flatout.ground.units import UNKNOWN, show, show_bytes, show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
 from flatout.monitor.terminal.view import ON_GPU, View, sorted_processes
@@ -77,13 +77,8 @@ def _memory(used: float | None, total: float | None) -> str:
 
 
 def _power(gpu: GpuSample) -> str:
-    if gpu.power_w is None:
-        return UNKNOWN
-    return (
-        f"{gpu.power_w:.0f} W"
-        if gpu.power_limit_w is None
-        else f"{gpu.power_w:.0f}/{gpu.power_limit_w:.0f} W"
-    )
+    limit = "" if gpu.power_limit_w is None else f"/{gpu.power_limit_w:.0f}"
+    return show(gpu.power_w, f"{{:.0f}}{limit} W")
 
 
 def _rate(bytes_per_s: float | None) -> str:
@@ -96,8 +91,8 @@ GPU_COLUMNS: tuple[GpuColumn, ...] = (  # (head, columns from which there is roo
     ("SM", 0, lambda gpu: show_share(gpu.sm_active_share)),
     ("memory", 0, lambda gpu: _memory(gpu.memory_used_bytes, gpu.memory_total_bytes)),
     ("power", 52, _power),
-    ("temp", 66, lambda gpu: UNKNOWN if gpu.temperature_c is None else f"{gpu.temperature_c:.0f} °C"),
-    ("clock", 96, lambda gpu: UNKNOWN if gpu.sm_clock_hz is None else f"{gpu.sm_clock_hz / 1e6:.0f} MHz"),
+    ("temp", 66, lambda gpu: show(gpu.temperature_c, "{:.0f} °C")),
+    ("clock", 96, lambda gpu: show(gpu.sm_clock_hz and gpu.sm_clock_hz / 1e6, "{:.0f} MHz")),
     ("tensor", 104, lambda gpu: show_share(gpu.tensor_active_share)),
     ("from host", 118, lambda gpu: _rate(gpu.pcie_received_bytes_per_s)),
     ("to host", 118, lambda gpu: _rate(gpu.pcie_sent_bytes_per_s)),
@@ -149,9 +144,9 @@ def curves(samples: Sequence[Sample], view: View, paper: Paper) -> RenderableTyp
         rows.append(("CPU", show_share(latest.host.cpu_share), lambda sample: sample.host.cpu_share, 1.0))
     if latest.job is not None:
         rate = next((s.job.steps_per_s for s in reversed(samples) if s.job and s.job.steps_per_s), None)
-        rows.append(("it/s", _figure(rate), lambda s: s.job.steps_per_s if s.job else None, None))
+        rows.append(("it/s", show(rate, "{:.4g}"), lambda s: s.job.steps_per_s if s.job else None, None))
     if latest.job is not None and latest.job.loss is not None:
-        rows.append(("loss", _figure(latest.job.loss), lambda s: s.job.loss if s.job else None, None))
+        rows.append(("loss", show(latest.job.loss, "{:.4g}"), lambda s: s.job.loss if s.job else None, None))
     table = _grid(("", "left"), ("", "left"), ("", "right"))
     table.show_header = False
     room = min(max(paper.width - 26, 8), LONGEST_CURVE)
@@ -181,12 +176,7 @@ def _gpu_curves(gpu: GpuSample) -> Iterator[Curve]:
     total = gpu.memory_total_bytes
     shown = show_share(gpu.memory_used_bytes / total if gpu.memory_used_bytes is not None and total else None)
     yield f"{name} memory", shown, of(lambda each: each.memory_used_bytes), float(total) if total else None
-    watts = UNKNOWN if gpu.power_w is None else f"{gpu.power_w:.0f} W"
-    yield f"{name} power", watts, of(lambda each: each.power_w), gpu.power_limit_w
-
-
-def _figure(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.4g}"
+    yield f"{name} power", show(gpu.power_w, "{:.0f} W"), of(lambda each: each.power_w), gpu.power_limit_w
 
 
 def sparkline(
@@ -293,7 +283,7 @@ ProcessColumn = tuple[str, int, Callable[[ProcessSample], str]]
 PROCESS_COLUMNS: tuple[ProcessColumn, ...] = (
     ("GPU memory", 0, lambda process: _if_on_gpu(process, show_bytes(process.gpu_memory_bytes))),
     ("SM", 48, lambda process: _if_on_gpu(process, show_share(process.sm_share))),
-    ("CPU", 56, lambda process: UNKNOWN if process.cpu_cores is None else f"{process.cpu_cores:.2f}"),
+    ("CPU", 56, lambda process: show(process.cpu_cores, "{:.2f}")),
     ("RAM", 66, lambda process: show_bytes(process.memory_bytes)),
 )
 
@@ -318,7 +308,7 @@ def process_table(sample: Sample, view: View, paper: Paper, *, rows: int) -> Ren
     table = _grid(("pid*" if sort == "pid" else "pid", "right"), *heads, ("name", "left"))
     found = sorted_processes(sample, sort)
     for process in found[:rows]:
-        name = text(process.name if process.name is not None else UNKNOWN, style=HEAD * process.of_job)
+        name = text(show(process.name), style=HEAD * process.of_job)
         table.add_row(str(process.pid), *(figure(process) for _, _, figure in columns), name)
     if len(found) > rows:
         table.add_row("", *("" for _ in columns), Text(f"and {len(found) - rows} more", style=DIM))

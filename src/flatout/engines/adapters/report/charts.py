@@ -10,7 +10,7 @@ from pathlib import Path
 from flatout.engines.adapters.evaluation.results import Evaluation, RoutingQuality
 from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.training.log import StepRecord
-from flatout.ground.units import UNKNOWN, show_share
+from flatout.ground.units import UNKNOWN, show, show_share
 from flatout.page.charts import (
     Axes,
     Cell,
@@ -47,7 +47,7 @@ LEAST_LOSS = 1e-4  # below it a loss is drawn as if it were on its way to 0 by e
 
 
 def show_points(value: float | None) -> str:
-    return UNKNOWN if value is None else f"{value:.1f}"
+    return show(value, "{:.1f}")
 
 
 def show_exact_share(share: float | None) -> str:

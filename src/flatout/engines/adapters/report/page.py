@@ -32,7 +32,7 @@ from flatout.engines.adapters.report.charts import (
 )
 from flatout.engines.adapters.report.run_report import RunReport, headline
 from flatout.engines.adapters.training.log import StepRecord
-from flatout.ground.units import UNKNOWN, show_seconds, show_share
+from flatout.ground.units import show, show_seconds, show_share
 from flatout.page.charts import Curve
 from flatout.page.document import document
 from flatout.page.inline import inline
@@ -197,7 +197,7 @@ def _confidence_note(quality: RoutingQuality) -> str:
 
 def _routing_facts(quality: RoutingQuality) -> Iterator[tuple[str, str]]:
     yield "entropy of a row", f"{quality.entropy_nats:.3f} nats"
-    yield "balance of use (1 is even)", UNKNOWN if quality.balance is None else f"{quality.balance:.3f}"
+    yield "balance of use (1 is even)", show(quality.balance, "{:.3f}")
     yield "calibration error", show_exact_share(quality.calibration_error)
     yield "temperature", f"{quality.temperature:.3g}"
     yield "adapters mixed per row", str(quality.top_k)

@@ -17,7 +17,7 @@ from flatout.engines.steering.report.charts import (
     trade_off,
 )
 from flatout.engines.steering.report.record import FEWEST, StudyRecord, TrialRecord
-from flatout.ground.units import UNKNOWN, show_ratio, show_seconds
+from flatout.ground.units import show, show_ratio, show_seconds
 from flatout.page.document import document
 from flatout.page.inline import inline
 from flatout.page.markup import Html, known, listing, section, table, tag
@@ -175,7 +175,7 @@ def _trials(record: StudyRecord) -> Html | None:
             f"{trial.strength:+.3g}",
             trial.where,
             show_score(_score(trial)),
-            UNKNOWN if trial.num_questions is None else str(trial.num_questions),
+            show(trial.num_questions),
             show_ratio(trial.perplexity_ratio),
             trial.state,
         )
