@@ -67,6 +67,6 @@ def diagnose(
 def write_diagnosis(diagnosis: Diagnosis, path: Path) -> None:
     """Write the report of a diagnosis as one self-contained page."""
     from flatout.doctor.page import page
-    from flatout.ground.atomic_files import write_whole
+    from flatout.page.document import write_page
 
-    write_whole(path, page(diagnosis.evidence, diagnosis.findings).encode())
+    write_page(page(diagnosis.evidence, diagnosis.findings), path)

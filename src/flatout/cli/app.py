@@ -77,11 +77,10 @@ class DefectsExitWithTwo:
 
 
 def say_error(error: FlatoutError) -> None:
-    hint = f"; {error.hint}" if error.hint else ""
     with contextlib.suppress(OSError):  # stderr itself may be a file on a full disk: the exit code is left
         if isinstance(error, Interrupted):
             typer.echo(err=True)  # the terminal's ^C, or a worker cut off in the middle of a line
-        typer.echo(" ".join(f"flatout: {error.message}{hint}".split()), err=True)
+        typer.echo(f"flatout: {error.line}", err=True)
 
 
 def _let_go_of_streams() -> None:

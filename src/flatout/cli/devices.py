@@ -88,8 +88,7 @@ def _print_machine(console: Console, *, snapshot: Snapshot, host: HostFacts) -> 
     if snapshot.gpus:
         _print_gpus(console, snapshot)
     else:
-        reason = snapshot.missing.get("gpus") or next(iter(snapshot.notes), "the driver sees no GPU")
-        console.print(f"no GPU: {reason}")
+        console.print(f"no GPU: {snapshot.why_no_gpu}")
     console.print()
     _print_host(console, host)
 

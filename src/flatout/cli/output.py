@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -35,16 +36,11 @@ def print_document(name: str, value: object = None, **parts: object) -> None:
 
 
 def print_json(document: dict[str, Any], *, default: Callable[[Any], Any] | None = None) -> None:
-    """Print JSON; what is infinite or not a number becomes null, because JSON has no word for it."""
-    sys.stdout.write(json.dumps(_finite(document), indent=2, allow_nan=False, default=default) + "\n")
+    """Print JSON; NaN and infinity, which JSON lacks, become null."""
+    from flatout.ground.codec import map_floats
 
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value
+    finite = map_floats(document, lambda number: number if math.isfinite(number) else None)
+    sys.stdout.write(json.dumps(finite, indent=2, allow_nan=False, default=default) + "\n")
 
 
 def plain_console() -> Console:

@@ -98,12 +98,10 @@ def tune(
     if not command and apply:
         _say_files("wrote", api.apply_patches(out))
         return
-    if not command:
-        raise BadInput("no script given", hint="flatout tune train.py ARGS…")
     try:
         with live_line() as (update, _):
             done = api.tune_script(
-                command,
+                command or (),
                 module=module,
                 allow_lossy=allow_lossy,
                 only=only or (),
@@ -153,9 +151,7 @@ def run(
     """
     import flatout.api as api
 
-    if not command:
-        raise BadInput("no script given", hint="flatout run train.py ARGS…")
-    api.run_tuned(command, module=module, prescription=prescription)
+    api.run_tuned(command or (), module=module, prescription=prescription)
 
 
 def check(

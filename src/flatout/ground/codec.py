@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, Literal, TypeVar, Union
 
 Shape = TypeVar("Shape")
@@ -37,15 +39,23 @@ def encode(value: Any) -> Any:
     return value
 
 
-def rounded(value: Any, *, digits: int = 6) -> Any:
-    """Plain JSON values with floats cut to significant digits: what was measured has no more of them."""
+def map_floats(value: Any, change: Callable[[float], Any]) -> Any:
+    """Return plain JSON values with every float changed."""
     if isinstance(value, float):
-        return float(f"{value:.{digits}g}")
+        return change(value)
     if isinstance(value, dict):
-        return {key: rounded(item, digits=digits) for key, item in value.items()}
-    if isinstance(value, list):
-        return [rounded(item, digits=digits) for item in value]
-    return value
+        return {key: map_floats(item, change) for key, item in value.items()}
+    return [map_floats(item, change) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def name_nonfinite(value: Any) -> Any:
+    """Return plain JSON values with NaN and infinity, which JSON lacks, by their names."""
+    return map_floats(value, lambda number: number if math.isfinite(number) else str(number))
+
+
+def rounded(value: Any, *, digits: int = 6) -> Any:
+    """Return plain JSON values whose floats have no more digits than were measured."""
+    return map_floats(value, lambda number: float(f"{number:.{digits}g}"))
 
 
 def decode(shape: type[Shape], data: Any, path: str = "") -> Shape:

@@ -37,6 +37,11 @@ class FlatoutError(Exception):
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
+    @property
+    def line(self) -> str:
+        """The message and the hint as a command prints them, on one line."""
+        return " ".join("; ".join(filter(None, (self.message, self.hint))).split())
+
 
 class BadInput(FlatoutError):
     """A path, flag or value the user gave cannot be used."""

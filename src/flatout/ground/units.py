@@ -48,8 +48,9 @@ def read_bytes(text: str) -> int | None:
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", text, flags=re.IGNORECASE)
     if found is None:
         return None
-    power = "KMGT".find((found[2] or "").upper()) + 1 if found[2] else 0
-    return int(float(found[1]) * (1024 if found[3] else 1000) ** power)
+    power = " KMGT".find((found[2] or " ").upper())
+    unit_bytes: int = (1024 if found[3] else 1000) ** power
+    return round(float(found[1]) * unit_bytes)
 
 
 def show_share(share: float | None) -> str:

@@ -59,7 +59,12 @@ def read_host(
     used_bytes = limits.memory_used_bytes() if grouped else machine_used_bytes
     if grouped and used_bytes is None:
         missing["memory_used_bytes"] = "the control group does not report its usage"
-    shm_bytes, shm_free_bytes = _shm(root, missing)
+    shm_bytes: int | None = None
+    shm_free_bytes: int | None = None
+    try:
+        shm_bytes, shm_free_bytes = read_shm(root)
+    except OSError as error:
+        missing["shm_bytes"] = missing["shm_free_bytes"] = f"/dev/shm: {error.strerror}"
     if cores is None:
         missing["cores"] = "the operating system does not count its cores"
     return HostFacts(
@@ -114,12 +119,9 @@ def _machine_memory(root: Path, missing: dict[str, str]) -> tuple[int | None, in
     return total * 1024, (total - available) * 1024
 
 
-def _shm(root: Path, missing: dict[str, str]) -> tuple[int | None, int | None]:
-    try:
-        status = os.statvfs(root / "dev/shm")
-    except OSError as error:
-        missing["shm_bytes"] = missing["shm_free_bytes"] = f"/dev/shm: {error.strerror}"
-        return None, None
+def read_shm(root: Path = LINUX_ROOT) -> tuple[int, int]:
+    """Read the total and free bytes of shared memory; OSError if there is none."""
+    status = os.statvfs(root / "dev/shm")
     return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
 

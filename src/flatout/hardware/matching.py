@@ -8,9 +8,9 @@ than none.
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 
-from flatout.ground.errors import BadInput
 from flatout.hardware.datasheet import Datasheet
 from flatout.hardware.datasheet_rows import ROWS
 
@@ -29,17 +29,10 @@ def all_datasheets() -> tuple[Datasheet, ...]:
 
     A package adds some by an entry point of the group `flatout.datasheets`: one Datasheet, or several.
     """
-    from importlib.metadata import entry_points  # here, because it takes as long as the rest of the room
+    from flatout.ground.user_code import load_plugins  # here: it takes as long as the rest of the room
 
-    added: list[Datasheet] = []
-    for point in entry_points(group=GROUP):
-        try:
-            found = point.load()
-        except (ImportError, AttributeError) as error:
-            problem = f"the GPU {point.name!r} of another package does not load: {error}"
-            raise BadInput(problem, hint=f"see the entry points {GROUP} of what is installed") from error
-        added += (found,) if isinstance(found, Datasheet) else found
-    return (*ROWS, *added)
+    added = ((each,) if isinstance(each, Datasheet) else each for each in load_plugins(GROUP).values())
+    return (*ROWS, *itertools.chain.from_iterable(added))
 
 
 def find_datasheet(name: str, *, memory_bytes: int | None = None) -> Datasheet | None:

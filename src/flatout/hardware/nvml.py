@@ -115,10 +115,10 @@ class GpuReader:
         )
 
 
-def read_gpus(*, hidden: bool = False) -> Snapshot:
+def read_gpus() -> Snapshot:
     """Take one snapshot of this machine's GPUs."""
     with GpuReader() as reader:
-        return reader.snapshot(hidden=hidden)
+        return reader.snapshot()
 
 
 def _why_not_connected(nvml: Any, error: Exception) -> str:

@@ -13,11 +13,11 @@ import re
 from collections.abc import Iterable
 
 from flatout.ground.errors import UnknownDevice
+from flatout.ground.units import read_bytes
 from flatout.hardware.datasheet import Datasheet
 from flatout.hardware.device import Device, device_of_datasheet
 from flatout.hardware.matching import all_datasheets, plain_name
 
-UNIT_BYTES = {"mb": 10**6, "gb": 10**9, "tb": 10**12, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 MEMORY_ONLY = "only its memory was given"
 MAX_SUGGESTIONS = 4
 
@@ -48,7 +48,7 @@ def _memory_only(name: str) -> Device | None:
     if match is None:
         return None
     amount, unit = float(match[1]), match[2].casefold()
-    memory_bytes = round(amount * UNIT_BYTES[unit])
+    memory_bytes = read_bytes(match[1] + unit) or 0
     sold = [row for row in all_datasheets() if unit == "gb" and row.sold_gb == amount and row.reported_mib]
     card = min(sold, key=lambda row: row.memory_bytes, default=None)
     if card is not None:

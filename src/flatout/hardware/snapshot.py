@@ -88,6 +88,11 @@ class Snapshot:
     missing: dict[str, str] = field(default_factory=dict)
 
     @property
+    def why_no_gpu(self) -> str:
+        """Why there is no GPU, where there is none."""
+        return self.missing.get("gpus") or next(iter(self.notes), "the driver sees no GPU")
+
+    @property
     def computing(self) -> tuple[GpuSnapshot, ...]:
         """What a job can run on: whole GPUs, and of a GPU in MIG mode its instances."""
         return tuple(

@@ -75,9 +75,7 @@ def _read(
     for entry in entries:
         device = device_of(entry)
         if device is None:
-            return Selection(
-                devices=tuple(devices), note=f"{VARIABLE}={value} ends at {entry!r}: no such device"
-            )
+            return Selection(devices=tuple(devices), note=_ends_at(value, entry))
         if device in devices:
             return Selection(
                 devices=(), note=f"{VARIABLE}={value} names a device twice, which hides every GPU"

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from flatout.ground.codec import WrongShape, decode, encode
+from flatout.ground.codec import WrongShape, decode, encode, map_floats, name_nonfinite, rounded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,3 +89,17 @@ def test_a_whole_number_serves_as_a_float_but_a_flag_does_not() -> None:
 def test_damage_is_named_by_its_path(data: Any, message: str) -> None:
     with pytest.raises(WrongShape, match=message):
         decode(Tree, data)
+
+
+def test_floats_are_changed_wherever_they_lie_and_nothing_else_is() -> None:
+    values = {"a": [1.5, 2, "3.5", None, True], "b": ({"c": 4.25},)}
+    assert map_floats(values, lambda number: -number) == {
+        "a": [-1.5, 2, "3.5", None, True],
+        "b": [{"c": -4.25}],
+    }
+    assert rounded({"a": [1.23456789, 7]}, digits=3) == {"a": [1.23, 7]}
+
+
+def test_numbers_that_json_lacks_are_named() -> None:
+    named = name_nonfinite([float("nan"), float("inf"), float("-inf"), 0.5])
+    assert named == ["nan", "inf", "-inf", 0.5]

@@ -42,6 +42,14 @@ def test_a_job_computes_on_whole_gpus_and_on_instances_but_not_on_lost_ones() ->
     assert [gpu.uuid for gpu in snapshot.computing] == ["GPU-a", "MIG-a", "GPU-d"]
 
 
+def test_a_machine_without_gpus_says_why() -> None:
+    assert Snapshot(taken_at_s=0.0).why_no_gpu == "the driver sees no GPU"
+    assert Snapshot(taken_at_s=0.0, notes=("hidden",)).why_no_gpu == "hidden"
+    assert (
+        Snapshot(taken_at_s=0.0, notes=("hidden",), missing={"gpus": "no driver"}).why_no_gpu == "no driver"
+    )
+
+
 def test_a_snapshot_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         WHOLE.name = "other"  # type: ignore[misc]

@@ -95,7 +95,7 @@ def before_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
     gradient, x, groups = args[0], args[1], args[9]
     if _in_order_of(x, gradient) or (_is_depthwise(x, groups) and not _is_channels_last(x)):
         return ()
-    return ((_num_bytes(gradient),),)
+    return ((gradient.nbytes,),)
 
 
 def backward(args: Any, kwargs: Any, *, num_multiprocessors: int) -> tuple[Group, ...]:
@@ -213,7 +213,7 @@ def _turned_weight(x: Tensor, weight: Tensor, groups: int) -> Group:
         return ()
     if weight.is_contiguous(memory_format=torch.channels_last):
         return ()
-    return (_num_bytes(weight),)
+    return (weight.nbytes,)
 
 
 def _padded_input(x: Tensor, weight: Tensor) -> tuple[int, ...]:
@@ -339,10 +339,6 @@ def _copied_bytes(x: Tensor, weight: Tensor, num_output: int, *, multiple: int) 
 
 def _padded(x: Tensor, multiple: int) -> int:
     return x.numel() // x.shape[1] * (-(-x.shape[1] // multiple) * multiple)
-
-
-def _num_bytes(x: Tensor) -> int:
-    return x.numel() * x.dtype.itemsize
 
 
 def _gradient_elements(gradient: Tensor, x: Tensor, weight: Tensor, transposed: bool) -> int:

@@ -62,7 +62,7 @@ def batch_norm_backward_copy(args: Any, kwargs: Any) -> tuple[tuple[int, ...], .
     gradient, x = args[0], args[1]
     if not _by_cudnn(x) or gradient.is_contiguous(memory_format=suggest_memory_format(x)):
         return ()
-    return ((gradient.numel() * gradient.dtype.itemsize,),)
+    return ((gradient.nbytes,),)
 
 
 def _by_cudnn(x: Tensor) -> bool:

@@ -205,7 +205,7 @@ def _index_put(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def _softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    return ((args[1].numel() * args[1].dtype.itemsize,),)
+    return ((args[1].nbytes,),)
 
 
 def _loss_by_element(args: Any, kwargs: Any) -> tuple[Group, ...]:
@@ -226,13 +226,13 @@ def _distances(args: Any, kwargs: Any) -> tuple[Group, ...]:
     """Squares to be summed, then both inputs with two more columns for one product."""
     left, right = args[0], args[1]
     sizes = [(x.numel() + 2 * x.numel() // x.shape[-1]) * x.dtype.itemsize for x in (left, right)]
-    return ((_bytes_of(left),), (_bytes_of(right),), (_bytes_of(left), *sizes))
+    return ((left.nbytes,), (right.nbytes,), (left.nbytes, *sizes))
 
 
 def _roll(args: Any, kwargs: Any) -> tuple[Group, ...]:
     """A contiguous copy if needed, then one result per dimension; the last is the answer."""
     x, dims = args[0], (args[2] if len(args) > 2 else kwargs.get("dims", ()))
-    between = (_bytes_of(x),) * (len(dims) - 1)
+    between = (x.nbytes,) * (len(dims) - 1)
     copy = _in_one_piece(x)
     return (*copy, between) if between else copy
 
@@ -244,16 +244,11 @@ def _base_grid(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def _copy_of_input(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    return ((_bytes_of(args[0]),),)
-
-
-def _bytes_of(x: Tensor) -> int:
-    return x.numel() * x.dtype.itemsize
+    return ((args[0].nbytes,),)
 
 
 def _ctc_loss_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    kept = args[6]
-    return ((kept.numel() * kept.dtype.itemsize,),)
+    return ((args[6].nbytes,),)
 
 
 def _safe_softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:
@@ -271,5 +266,5 @@ def _layer_norm_copies(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 def _in_one_piece(*tensors: Tensor) -> tuple[Group, ...]:
     """Copies of the tensors that are not contiguous, held together."""
-    copies = tuple(x.numel() * x.dtype.itemsize for x in tensors if not x.is_contiguous())
+    copies = tuple(x.nbytes for x in tensors if not x.is_contiguous())
     return (copies,) if copies else ()

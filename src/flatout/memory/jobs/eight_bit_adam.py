@@ -31,11 +31,9 @@ PREFIXES = ("bitsandbytes.optim.", "bnb.optim.", "bnb.")
 class EightBitAdam(torch.optim.Optimizer):
     """Holds what bitsandbytes' Adam holds; it changes no parameter."""
 
-    def __init__(
-        self, params: Any, *, paged: bool = False, smallest: int = SMALLEST, block: int = BLOCK
-    ) -> None:
+    def __init__(self, params: Any, *, paged: bool = False, smallest: int = SMALLEST) -> None:
         super().__init__(params, {})
-        self.paged, self.smallest, self.block = paged, smallest, block
+        self.paged, self.smallest = paged, smallest
         self.tables: list[Tensor] = []
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -57,7 +55,7 @@ class EightBitAdam(torch.optim.Optimizer):
         for number in ("1", "2"):
             if not paged:
                 state[f"state{number}"] = _zeros(parameter, count, torch.uint8)
-            state[f"absmax{number}"] = _zeros(parameter, -(-count // self.block), torch.float32)
+            state[f"absmax{number}"] = _zeros(parameter, -(-count // BLOCK), torch.float32)
         return state
 
 

@@ -20,7 +20,7 @@ from flatout.ground.codec import encode
 from flatout.ground.decisions import Decision
 from flatout.ground.units import show_bytes, show_share
 from flatout.hardware.device import Device
-from flatout.memory.predict.allocator import allocated_series, simulate
+from flatout.memory.predict.allocator import allocated_series
 from flatout.memory.predict.notes import notes_of
 from flatout.memory.predict.replay import SizedTrace, sized
 from flatout.memory.trace.record import COMPONENTS, Component, Guess, Phase, Trace
@@ -100,7 +100,7 @@ def estimate(
     """Return the estimate of one traced or replayed step."""
     found = sized(trace) if isinstance(trace, Trace) else trace
     trace = found.trace
-    done = simulate(trace.events, found.num_bytes, expandable_segments=expandable_segments)
+    done = found.simulate(expandable_segments=expandable_segments)
     series = allocated_series(trace.events, done.block_bytes)
     peak = _peak(trace.marks, series)
     step, phase = _step_and_phase(trace.marks, peak)

@@ -23,7 +23,7 @@ from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.hardware.device import Device
 from flatout.memory.jobs.job import Job, Recipe, Sizes
-from flatout.memory.predict.allocator import Simulation, simulate
+from flatout.memory.predict.allocator import Simulation
 from flatout.memory.predict.estimate import MemoryEstimate, estimate
 from flatout.memory.predict.largest_batch import LOOKED_BELOW, MAX_BATCH, CapSearch, longest
 from flatout.memory.predict.notes import LEANS, notes_on_guesses
@@ -192,8 +192,7 @@ class Forecaster(TracedSteps):
 
     def simulate(self, step: SizedTrace, *, cap_bytes: int | None = None) -> Simulation:
         """What the allocator of this forecaster does with a step."""
-        expandable, num_bytes = self.expandable_segments, step.num_bytes
-        return simulate(step.trace.events, num_bytes, cap_bytes=cap_bytes, expandable_segments=expandable)
+        return step.simulate(cap_bytes=cap_bytes, expandable_segments=self.expandable_segments)
 
     def _verified(
         self, recipe: Recipe, sizes: Sizes, batch_size: int, cap_bytes: int

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
 from flatout.ground.errors import BadInput
-from flatout.memory.predict.allocator import Simulation, peak_allocated, simulate
+from flatout.memory.predict.allocator import Simulation
 from flatout.memory.predict.replay import SizedTrace
 
 MAX_BATCH = 2**20
@@ -77,15 +77,8 @@ class CapSearch:
         if batch_size not in self._known:
             step = self.step_at(batch_size)
             done = None
-            if (
-                peak_allocated(step.trace.events, step.num_bytes) <= self.cap_bytes
-            ):  # the cheap question first
-                done = simulate(
-                    step.trace.events,
-                    step.num_bytes,
-                    cap_bytes=self.cap_bytes,
-                    expandable_segments=self.expandable_segments,
-                )
+            if step.peak_allocated_bytes() <= self.cap_bytes:  # the cheap question first
+                done = step.simulate(cap_bytes=self.cap_bytes, expandable_segments=self.expandable_segments)
             self._known[batch_size] = done if done and done.out_of_memory_at is None else None
         return self._known[batch_size]
 

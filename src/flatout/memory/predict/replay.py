@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.ground.errors import BadInput, StructureChanges
-from flatout.memory.predict.allocator import peak_allocated
+from flatout.memory.predict.allocator import Simulation, peak_allocated, simulate
 from flatout.memory.predict.samples import BATCH, NUM_POINTS, PERIODS, block_of
 from flatout.memory.trace.record import Storage, Trace
 
@@ -42,6 +42,12 @@ class SizedTrace:
 
     def peak_allocated_bytes(self) -> int:
         return peak_allocated(self.trace.events, self.num_bytes)
+
+    def simulate(self, *, cap_bytes: int | None = None, expandable_segments: bool = False) -> Simulation:
+        """Return what the allocator does with the step."""
+        return simulate(
+            self.trace.events, self.num_bytes, cap_bytes=cap_bytes, expandable_segments=expandable_segments
+        )
 
 
 def sized(trace: Trace) -> SizedTrace:

@@ -52,10 +52,9 @@ class NodeState:
 class Node:
     """A run of one machine, followed."""
 
-    def __init__(
-        self, key: str, log: Log, *, run: Run | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.key, self.log, self._run, self._clock = key, log, run, clock
+    def __init__(self, key: str, log: Log, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.key, self.log, self._clock = key, log, clock
+        self._run: Run | None = None
         self._window: deque[Sample] = deque()
         self._heard_s: float | None = None
         self._judged_s = float("-inf")

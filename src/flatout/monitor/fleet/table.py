@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -11,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from flatout.ground.codec import encode
+from flatout.ground.codec import encode, name_nonfinite
 from flatout.ground.units import show, show_share, show_time
 from flatout.monitor.fleet.nodes import Fleet, NodeState
 from flatout.monitor.sample import lean, show_loss
@@ -62,43 +63,30 @@ def summary(states: Sequence[NodeState]) -> Text:
 
 
 def document(states: Sequence[NodeState]) -> dict[str, Any]:
-    nodes = [{**encode(state), "loss": _number(state.loss)} for state in states]
-    return {"format": "flatout-nodes", "version": 1, "nodes": lean(nodes)}
-
-
-def _number(loss: float | None) -> float | str | None:
-    """JSON has no name for what is no number."""
-    return loss if loss is None or loss - loss == 0 else str(loss)
+    nodes = [lean(name_nonfinite(encode(state))) for state in states]
+    return {"format": "flatout-nodes", "version": 1, "nodes": nodes}
 
 
 def follow(fleet: Fleet, *, on_screen: bool, as_json: bool, once: bool, stream: TextIO) -> int:
     """Show all nodes until the viewer quits, or once; return the exit code."""
     console = Console() if on_screen else Console(file=stream, width=200, color_system=None)
-    with Keyboard(standard_input() if on_screen and not once else None) as keyboard:
-        live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
-        if on_screen and not once:
-            with live:
-                return _show(fleet, keyboard, live)
+    fills_screen = on_screen and not once
+    live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")
+    with (
+        Keyboard(standard_input() if fills_screen else None) as keyboard,
+        live if fills_screen else contextlib.nullcontext(),
+    ):
         while True:
             states = fleet.look()
-            if as_json:
+            if fills_screen:
+                live.update(table(states), refresh=True)
+            elif as_json:
                 stream.write(json.dumps(document(states)) + "\n")
                 stream.flush()
             else:
                 console.print(table(states))
-            if once:
+            if once or "q" in keyboard.wait(EVERY_S):
                 return 0
-            keyboard.wait(EVERY_S)
             ended = obey(keyboard, lambda: None)
             if ended is not None:
                 return ended
-
-
-def _show(fleet: Fleet, keyboard: Keyboard, live: Live) -> int:
-    while True:
-        live.update(table(fleet.look()), refresh=True)
-        if "q" in keyboard.wait(EVERY_S):
-            return 0
-        ended = obey(keyboard, lambda: None)
-        if ended is not None:
-            return ended

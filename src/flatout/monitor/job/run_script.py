@@ -65,7 +65,7 @@ def main(at_start: Collection[str]) -> None:
     try:
         run = begin(**options)
     except FlatoutError as error:
-        _say(" ".join("; ".join(filter(None, (error.message, error.hint))).split()))
+        _say(error.line)
         raise SystemExit(error.exit_code) from None
     try:
         run_as_main(options["command"], module=options["module"], at_start=at_start)

@@ -8,14 +8,13 @@ they are read again once a minute.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from flatout.hardware.cgroup import LimitingGroups, limiting_groups
-from flatout.hardware.host import HostFacts, read_host
+from flatout.hardware.host import HostFacts, read_host, read_shm
 from flatout.monitor.sample import HostSample
 
 FACTS_EVERY_S = 60.0
@@ -62,7 +61,7 @@ class HostMeter:
             memory_used_bytes=self._memory_used_bytes(facts),
             memory_total_bytes=facts.memory_bytes,
             memory_limited_by=facts.memory_limited_by,
-            shm_free_bytes=_shm_free_bytes(self._root),
+            shm_free_bytes=self._shm_free_bytes(),
             **rates,
             missing=missing,
         )
@@ -89,6 +88,12 @@ class HostMeter:
         memory = psutil.virtual_memory()
         return memory.total - memory.available
 
+    def _shm_free_bytes(self) -> int | None:
+        try:
+            return read_shm(self._root)[1]
+        except OSError:
+            return None
+
 
 def _networks() -> list[Any]:
     """Return the counters of every interface but the loopback."""
@@ -102,11 +107,3 @@ def _busy_s() -> float:
     # Guests are already part of user and nice.
     guests_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
     return sum(times) - idle_s - guests_s
-
-
-def _shm_free_bytes(root: Path) -> int | None:
-    try:
-        status = os.statvfs(root / "dev/shm")
-    except OSError:
-        return None
-    return status.f_bavail * status.f_frsize

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flatout.ground.units import show_share
+from flatout.ground.units import show_share, show_time
 
 SMALLEST_CHANGE = 0.1
 SHORTEST_S = 60.0  # of each part
@@ -32,13 +32,8 @@ class Change:
     ratio: float  # of the rates, after over before
 
     def __str__(self) -> str:
-        minutes, seconds = divmod(round(self.since_s), 60)
-        clock = (
-            f"{minutes // 60}:{minutes % 60:02}:{seconds:02}" if minutes >= 60 else f"{minutes}:{seconds:02}"
-        )
-        if self.ratio < 1:
-            return f"{show_share(1 - self.ratio)} slower since {clock}"
-        return f"{show_share(self.ratio - 1)} faster since {clock}"
+        how = "slower" if self.ratio < 1 else "faster"
+        return f"{show_share(abs(self.ratio - 1))} {how} since {show_time(self.since_s)}"
 
 
 def find_change(points: Sequence[Point], *, start_s: float) -> Change | None:

@@ -19,13 +19,12 @@ from __future__ import annotations
 import bisect
 import itertools
 import json
-import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flatout.ground.codec import encode, rounded
+from flatout.ground.codec import encode, name_nonfinite, rounded
 from flatout.measure import PHASES
 from flatout.monitor.sample import Sample, charted, lean, merge
 from flatout.monitor.verdicts.change import Change, find_change
@@ -195,9 +194,14 @@ def thin(samples: Sequence[Sample], *, most: int) -> list[Sample]:
 
 def event(name: str, document: Mapping[str, Any] | str, *, time_s: float | None = None) -> bytes:
     """Encode one event; its JSON is one line of ASCII, whatever the texts hold."""
-    text = document if isinstance(document, str) else json.dumps(_plain(document), separators=(",", ":"))
+    text = document if isinstance(document, str) else dump(document)
     identity = "" if time_s is None else f"id: {identity_of(time_s)}\n"
     return f"event: {name}\n{identity}data: {text}\n\n".encode()
+
+
+def dump(document: Mapping[str, Any]) -> str:
+    """Write JSON on one line; NaN and infinity, which JSON lacks, by their names."""
+    return json.dumps(name_nonfinite(document), separators=(",", ":"))
 
 
 def identity_of(time_s: float) -> str:
@@ -219,9 +223,7 @@ def sample_document(sample: Sample, *, run: str, verdicts: Sequence[Verdict]) ->
 def history_json(samples: Sequence[Sample], *, is_whole: bool, latest: Mapping[str, Any]) -> str:
     """Write a history document as text: it is mostly columns, written number by number."""
     notes = [(round(sample.time_s, 3), note) for sample in samples for note in sample.notes]
-    head = json.dumps(
-        _plain({**latest, "is_whole": is_whole, "notes": notes[-MOST_NOTES:]}), separators=(",", ":")
-    )
+    head = dump({**latest, "is_whole": is_whole, "notes": notes[-MOST_NOTES:]})
     times, rows = _rows(samples)
     start_s = times[0] if times else 0.0
     at_s = ",".join(f"{time_s - start_s:.2f}" for time_s in times)
@@ -262,12 +264,3 @@ def _phases(sample: Sample) -> Iterator[tuple[str, float]]:
     for field in ("phases", "device_phases") if sample.job is not None else ():
         shares = getattr(sample.job, field) or {}
         yield from ((f"job/{field}/{phase}", shares[phase]) for phase in PHASES if phase in shares)
-
-
-def _plain(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON lacks, by their names."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -131,8 +131,7 @@ def _budget_here(snapshot: Snapshot, *, margin: float, ranks: int) -> Budget:
         gpu for gpu in snapshot.computing if gpu.memory_total_bytes and gpu.memory_free_bytes is not None
     ]
     if not known:
-        reason = snapshot.missing.get("gpus") or next(iter(snapshot.notes), "the driver sees no GPU")
-        raise BadInput(f"no GPU to plan for: {reason}", hint=hint)
+        raise BadInput(f"no GPU to plan for: {snapshot.why_no_gpu}", hint=hint)
     tightest = min(known[:ranks], key=_free)
     device = tightest.device
     if device is None or tightest.memory_total_bytes is None:
