@@ -117,8 +117,11 @@ def application(feed: Feed, *, sampler: Sampler | None = None) -> Any:
 
 def static_files() -> dict[str, bytes]:
     """Every file of the page by its name; its style begins with the colours that all pages share."""
-    folder = resources.files("flatout.monitor.web").joinpath("static")
-    files = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    own = resources.files("flatout.monitor.web").joinpath("static")
+    folders = (own, own.joinpath("uplot"))
+    files = {
+        file.name: file.read_bytes() for folder in folders for file in folder.iterdir() if file.is_file()
+    }
     colours = resources.files("flatout.page").joinpath("tokens.css").read_bytes()
     return {**files, "page.css": colours + files["page.css"]}
 

@@ -4,8 +4,7 @@ import { PALETTE, forgetColours, mainLine, setText } from "./charts.js";
 import { Feed } from "./feed.js";
 import * as format from "./format.js";
 import { Panel, make, makeCharts } from "./panel.js";
-import { NodeTable } from "./nodes.js";
-import { RunTable } from "./runs.js";
+import { NodeTable, RunTable } from "./runs.js";
 
 const LATE_S = 15; // a run that is under way says something every second
 const main = document.getElementById("runs");

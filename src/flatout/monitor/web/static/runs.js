@@ -1,7 +1,36 @@
-// The table of runs: found by a word, told apart by state, verdict and last loss, shown alone or beside others.
+// The tables of runs and of a fleet's nodes, one line each; a click on a name opens its charts.
 
 import * as format from "./format.js";
 import { BOUNDS, make } from "./panel.js";
+
+function makeButton(text, className, click) {
+  const button = make("button", text, className);
+  button.type = "button";
+  button.addEventListener("click", click);
+  return button;
+}
+
+function makeRow(entry, isShown, cells) {
+  const row = make("tr");
+  row.dataset.key = entry.key;
+  row.classList.toggle("shown", isShown);
+  row.append(...cells);
+  return row;
+}
+
+function makeCell(...children) {
+  const cell = make("td");
+  cell.append(...children);
+  return cell;
+}
+
+// Replace the rows of a table; the focus stays on the button that has it.
+function refill(body, rows) {
+  const focused = body.contains(document.activeElement) ? document.activeElement : null;
+  const key = focused?.closest("tr").dataset.key;
+  body.replaceChildren(...rows);
+  if (focused !== null) [...body.rows].find((row) => row.dataset.key === key)?.querySelector(`button.${focused.className}`)?.focus();
+}
 
 export class RunTable {
   constructor(node, { isShown, open, toggle }) {
@@ -24,48 +53,64 @@ export class RunTable {
     const words = this.search.value.toLowerCase().split(/\s+/).filter((word) => word !== "");
     const isFound = (entry) => words.every((word) => [entry.name, entry.key, entry.command ?? "", entry.ending, BOUNDS[entry.bound] ?? ""].join(" ").toLowerCase().includes(word));
     const found = this.entries.filter(isFound);
-    const focused = this.body.contains(document.activeElement) ? [document.activeElement.closest("tr").dataset.key, document.activeElement.className] : null;
-    this.body.replaceChildren(...found.map((entry) => this.row(entry)));
+    refill(this.body, found.map((entry) => this.row(entry)));
     if (found.length === 0) {
       const cell = make("td", this.entries.length === 0 ? "There is no run yet." : "No run has these words.", "none");
       cell.colSpan = 7;
       this.body.append(make("tr"));
       this.body.lastElementChild.append(cell);
     }
-    if (focused !== null) [...this.body.rows].find((row) => row.dataset.key === focused[0])?.querySelector(`button.${focused[1]}`)?.focus();
   }
 
   row(entry) {
-    const row = make("tr");
-    row.dataset.key = entry.key;
     const isShown = this.isShown(entry.key);
-    row.classList.toggle("shown", isShown);
-    const name = make("button", entry.name, "name");
-    name.type = "button";
-    name.addEventListener("click", () => this.open(entry.key));
     const end_s = entry.ended_s ?? entry.last_s;
     const lasted = entry.started_s === undefined || end_s === undefined ? "" : format.duration(end_s - entry.started_s);
     const [state, ...reason] = entry.ending.split(": ");
-    const cells = [
-      make("td", state, `state ${entry.state} ${state}`),
+    const name = makeCell(makeButton(entry.name, "name", () => this.open(entry.key)));
+    if (entry.command) name.append(make("small", entry.command, "command"));
+    const ending = make("td", state, `state ${entry.state} ${state}`);
+    if (reason.length > 0) ending.append(make("small", reason.join(": "), "reason"));
+    const beside = makeButton(isShown ? "remove" : "compare", "beside", () => this.toggle(entry.key, !isShown));
+    beside.setAttribute("aria-label", `${isShown ? "Remove" : "Compare"} ${entry.name}`);
+    const num = this.entries.filter(({ key }) => this.isShown(key)).length;
+    beside.disabled = isShown ? num === 1 : num >= this.most;
+    return makeRow(entry, isShown, [
+      name,
+      ending,
       make("td", BOUNDS[entry.bound] ?? entry.bound ?? format.UNKNOWN, "verdict-of"),
       make("td", format.plain(entry.loss), "number-of"),
       make("td", entry.started_s === undefined ? "" : format.day(entry.started_s), "when"),
       make("td", lasted, "when"),
-    ];
-    const beside = make("button", isShown ? "remove" : "compare", "beside");
-    beside.type = "button";
-    beside.setAttribute("aria-label", `${isShown ? "Remove" : "Compare"} ${entry.name}`);
-    const num = this.entries.filter(({ key }) => this.isShown(key)).length;
-    beside.disabled = isShown ? num === 1 : num >= this.most;
-    beside.addEventListener("click", () => this.toggle(entry.key, !isShown));
-    if (reason.length > 0) cells[0].append(make("small", reason.join(": "), "reason"));
-    const first = make("td");
-    first.append(name);
-    if (entry.command) first.append(make("small", entry.command, "command"));
-    const last = make("td");
-    last.append(beside);
-    row.append(first, ...cells, last);
-    return row;
+      makeCell(beside),
+    ]);
+  }
+}
+
+export class NodeTable {
+  constructor(node, { isShown, open }) {
+    Object.assign(this, { node, isShown, open });
+    this.body = node.querySelector("tbody");
+  }
+
+  take({ runs }) {
+    const nodes = runs.filter((entry) => entry.node !== undefined);
+    this.node.hidden = nodes.length === 0;
+    if (nodes.length === 0) return;
+    const running = nodes.filter((entry) => entry.state === "running").length;
+    this.node.querySelector("caption").textContent = `${nodes.length} nodes, ${running} running`;
+    refill(this.body, nodes.map((entry) => this.row(entry)));
+  }
+
+  row(entry) {
+    const { steps_per_s, loss, gpu_share, gpu_memory_share, cpu_share } = entry;
+    const figures = [format.plain(steps_per_s), format.plain(loss), ...[gpu_share, gpu_memory_share, cpu_share].map(format.share)];
+    return makeRow(entry, this.isShown(entry.key), [
+      makeCell(makeButton(entry.node, "name", () => this.open(entry.key))),
+      make("td", entry.name),
+      make("td", entry.state, `state ${entry.state}`),
+      ...figures.map((figure) => make("td", figure, "number-of")),
+      make("td", entry.bound === undefined ? "" : (BOUNDS[entry.bound] ?? entry.bound), "verdict-of"),
+    ]);
   }
 }
