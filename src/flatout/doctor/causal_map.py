@@ -1,11 +1,11 @@
 """The causal map of a step: what the step would take without each block of the user's own code.
 
-A profile adds up where time was spent; work overlaps, and a line can make others slow.  So blocks were
-knocked out, one at a time, in steps interleaved with ordinary ones: what such a step does not take is what
-the block costs, its backward and everything it starves included.  No rule is needed to read the map.
+A profile adds up where time was spent; work overlaps, and a line can slow others down.  So blocks are knocked
+out, one at a time, in steps interleaved with ordinary ones: the time that such a step saves is the cost of
+the block, including its backward and everything it starves.  The map needs no rule.
 
-A block lies inside another one where its lines do, or where the other one calls it, as the looks at the
-training thread's stack show.
+A block is inside another one if its lines are, or if the other one calls it, as stack samples of the training
+thread show.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flatout.ground.units import show_interval, show_ratio
 from flatout.measure.evidence import Counterfactual, Evidence, Place, StackPath
 
 SLACK = 1.2  # between two measured figures
-CALLS = 0.8  # of the looks at a block, those that found the caller on the stack too
+CALLS = 0.8  # of a block's samples, the share that has the caller on the stack too
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,18 +42,18 @@ class MapBlock:
 
     @property
     def is_noise(self) -> bool:
-        """Whether this run cannot tell that the step is faster without the block."""
+        """Whether this run cannot show that the step is faster without the block."""
         return self.speedup_low <= 1
 
     @property
     def gain(self) -> str:
-        """`2.17× [1.94, 2.40]`, or that nothing can be told."""
+        """`2.17× [1.94, 2.40]`, or that the gain is within the noise."""
         figure = "noise" if self.is_noise else show_ratio(self.speedup)
         return f"{figure} {show_interval(self.speedup_low, self.speedup_high)}"
 
 
 def causal_map(evidence: Evidence) -> tuple[MapBlock, ...]:
-    """The blocks that were knocked out, largest first, each with those inside it."""
+    """Return the blocks that were knocked out, largest first, each with the blocks inside it."""
     found = _distinct([each for each in evidence.counterfactuals if each.kind == KNOCKED_OUT and each.place])
     paths = evidence.stacks.paths if evidence.stacks is not None else ()
     around = {
@@ -71,7 +71,7 @@ def causal_map(evidence: Evidence) -> tuple[MapBlock, ...]:
 
 
 def flat(blocks: Sequence[MapBlock], *, depth: int = 0, brief: bool = False) -> list[tuple[int, MapBlock]]:
-    """(depth, block) from the top down; in brief, a block gives way to one inside it that costs the same."""
+    """Return (depth, block) from the top down; if brief, replace a block by an inner one of the same cost."""
     listed = []
     for block in blocks:
         shown = block
@@ -82,7 +82,7 @@ def flat(blocks: Sequence[MapBlock], *, depth: int = 0, brief: bool = False) -> 
 
 
 def encloses(outer: Counterfactual, inner: Counterfactual, paths: Sequence[StackPath]) -> bool:
-    """Whether `inner` is within the lines of `outer`, or is called from there."""
+    """Return whether `inner` is within the lines of `outer`, or is called from there."""
     if inner.parent == outer.label:
         return True
     assert outer.place is not None
@@ -91,7 +91,7 @@ def encloses(outer: Counterfactual, inner: Counterfactual, paths: Sequence[Stack
     if outer.place.file == inner.place.file and holds(outer, inner.place):
         return holds(outer, replace(inner.place, line=last)) and num_lines(outer) > num_lines(inner)
     if _freed(outer) < _freed(inner) / SLACK or holds(inner, outer.place):
-        return False  # what holds another block costs at least as much
+        return False  # a block that holds another costs at least as much
     seen = below = 0
     for path in paths:
         depth = next((i for i, place in enumerate(path.places) if holds(inner, place)), None)
@@ -102,12 +102,12 @@ def encloses(outer: Counterfactual, inner: Counterfactual, paths: Sequence[Stack
 
 
 def _freed(found: Counterfactual) -> float:
-    """The share of the step that goes with a block."""
+    """Return the share of the step that a block costs."""
     return max(0.0, 1 - 1 / found.speedup) if found.speedup > 0 else 0.0
 
 
 def _distinct(found: Sequence[Counterfactual]) -> list[Counterfactual]:
-    """One arm per run of lines, the one with the most steps."""
+    """Return one arm per run of lines, the one with the most steps."""
     kept: dict[tuple[str, int, int], Counterfactual] = {}
     for each in sorted(found, key=lambda each: each.num_steps):
         assert each.place is not None

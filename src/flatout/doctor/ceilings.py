@@ -1,10 +1,10 @@
-"""From arms to ceilings: what the step took with a cause gone, measured or not shown.
+"""Turn arms into ceilings: what the step took without a cause, measured or not shown.
 
 An arm ran some steps differently, interleaved with ordinary ones.  A rule names the kinds of arms that prove
-it; the first of them that ran at its line decides.  An arm that makes a block vanish is a bound, since a fix
-keeps some of the work: what the device needs at its best for the block's arithmetic and bytes is added to the
-step.  Where the arm shows no gain the cause costs nothing, and there is no finding; where none could run,
-the finding has its share of the step and the reason.
+it; the first of them that ran at its line decides.  An arm that removes a block gives a bound, since a fix
+keeps some of the work: the least time that the device needs for the block's arithmetic and bytes is added to
+the step.  If the arm shows no gain, the cause costs nothing and there is no finding; if no arm could run, the
+finding has its share of the step and the reason.
 
 Seconds of a slowed-down pass (attribution, the profiler) are only ever divided by the step of that same pass.
 """
@@ -24,16 +24,16 @@ RESOLVABLE_SPEEDUP = 1.05
 # The lower end of an interval that proves a gain.
 PROVEN_SPEEDUP = 1.03
 KNOCKED_OUT = "knock-out"
-MOST_CALL_LINES = 4  # of a statement that is a call and little else
-OF_LINES = (KNOCKED_OUT, "batched-call", "library-recurrence", "no-grad")  # arms that change some lines alone
-LEAVE_OUT = (KNOCKED_OUT, "cached")  # arms that only take work away
+MOST_CALL_LINES = 4  # of a statement that is little more than a call
+OF_LINES = (KNOCKED_OUT, "batched-call", "library-recurrence", "no-grad")  # arms that change only some lines
+LEAVE_OUT = (KNOCKED_OUT, "cached")  # arms that only remove work
 IMPLAUSIBLE = 0.9  # the speed-up of a step that does less: other jobs took the core meanwhile
-BUSY = 0.8  # of the step, a GPU that bounds it
+BUSY = 0.8  # of the step: a GPU this busy bounds it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmProof:
-    """What the arms say of a cause: a ceiling, that it costs nothing, or why neither is known."""
+    """What the arms say about a cause: a ceiling, that it costs nothing, or why neither is known."""
 
     ceiling: Ceiling | None = None
     refuted: bool = False
@@ -47,10 +47,10 @@ def prove(
     place: Place | None = None,
     observed_share: float | None = None,
 ) -> ArmProof:
-    """The first of `kinds` that ran at `place` decides; it frees at most `observed_share` of the step.
+    """Let the first of `kinds` that ran at `place` decide; it frees at most `observed_share` of the step.
 
-    Where its interval leaves a gain open and a later one proves it, it refutes nothing; nor does one whose
-    steps took much longer though they did less.
+    An arm refutes nothing if its interval leaves a gain open and a later arm proves it, or if its steps took
+    much longer although they did less.
     """
     for number, kind in enumerate(kinds, start=1):
         found = arm_at(evidence, kind, place)
@@ -100,7 +100,7 @@ def shows_no_gain(ceiling: Ceiling) -> bool:
 
 
 def is_proven(ceiling: Ceiling | None) -> bool:
-    """Whether a gain was measured beyond doubt."""
+    """Return whether a gain was measured beyond doubt."""
     if ceiling is None:
         return False
     low = ceiling.speedup_low if ceiling.speedup_low is not None else ceiling.speedup
@@ -108,7 +108,7 @@ def is_proven(ceiling: Ceiling | None) -> bool:
 
 
 def ceiling_of(found: Counterfactual, evidence: Evidence) -> Ceiling:
-    """The step as it ran under an arm, with what a fix must keep of what the arm left out."""
+    """Return the step under an arm, plus the work that a fix must keep."""
     apart_s = loading_s(found, evidence)
     kept_s = (found.roofline_s or 0.0) + apart_s
 
@@ -129,7 +129,7 @@ def ceiling_of(found: Counterfactual, evidence: Evidence) -> Ceiling:
 
 
 def beside(found: Counterfactual) -> str:
-    """What the step takes under an arm, beside the real one: "0.20 s instead of 0.40 s: 2.0x"."""
+    """Compare the step under an arm with the real one: "0.20 s instead of 0.40 s: 2.0x"."""
     return (
         f"{show_seconds(found.step_s)} instead of {show_seconds(found.baseline_step_s)}: "
         f"{show_ratio(found.speedup)}"
@@ -137,19 +137,19 @@ def beside(found: Counterfactual) -> str:
 
 
 def loading_s(found: Counterfactual, evidence: Evidence) -> float:
-    """What the loader takes of a real step, which an arm on batches that were kept leaves as it is."""
+    """Return the loader's time in a real step, which an arm on kept batches does not change."""
     cached = evidence.counterfactual("cached")
     if found.baseline != "cached" or found.kind == "half" or loading_costs_nothing(evidence):
-        return 0.0  # steps on one batch carry what real ones wait already
-    if cached is None or cached.speedup_low <= 1:  # not resolved: what a step was seen to wait
+        return 0.0  # steps on one batch already include the wait of real ones
+    if cached is None or cached.speedup_low <= 1:  # not resolved: use the observed wait
         return evidence.phase_s("wait") or 0.0
     return max(0.0, cached.baseline_step_s - cached.step_s)
 
 
 def arm_at(evidence: Evidence, kind: str, place: Place | None) -> Counterfactual | None:
-    """The arm of a kind at a place: that of the fewest lines, then the fastest.
+    """Return the arm of a kind at a place: the one with the fewest lines, then the fastest.
 
-    A line in a loop is meant with its loop, which a fix takes away: what one pass of it costs alone is less.
+    A line in a loop stands for its loop, which a fix removes: a single iteration costs less.
     """
     held = [found for found in evidence.counterfactuals if found.kind == kind and concerns(found, place)]
     header = _innermost_loop(evidence, place) if kind in OF_LINES else None
@@ -160,7 +160,7 @@ def arm_at(evidence: Evidence, kind: str, place: Place | None) -> Counterfactual
 
 
 def _at_the_call(evidence: Evidence, place: Place) -> list[Counterfactual]:
-    """Arms without the statement that calls the function of a place: the function is gone with it."""
+    """Return arms without the statement that calls a place's function, which removes the function too."""
     paths = evidence.stacks.paths if evidence.stacks is not None else ()
     callers = set()
     for path in paths:
@@ -177,7 +177,7 @@ def _at_the_call(evidence: Evidence, place: Place) -> list[Counterfactual]:
 
 
 def _innermost_loop(evidence: Evidence, place: Place | None) -> Place | None:
-    """The first line of the loop around a place; None where there is none, or none was seen."""
+    """Return the first line of the loop around a place, or None if none was seen."""
     if place is None or evidence.stacks is None:
         return None
     headers = evidence.stacks.loops.get(str(place), ())
@@ -189,21 +189,21 @@ def concerns(found: Counterfactual, place: Place | None) -> bool:
 
 
 def holds(found: Counterfactual, place: Place) -> bool:
-    """Whether a line is in the block that an arm leaves out."""
+    """Return whether a line is in the block that an arm removes."""
     if found.place is None or found.place.file != place.file:
         return False
     return found.place.line <= place.line <= (found.last_line or found.place.line)
 
 
 def num_lines(found: Counterfactual) -> int:
-    """How many lines an arm is about; one that is about the whole step comes last."""
+    """Return how many lines an arm changes; an arm on the whole step sorts last."""
     if found.place is None:
         return 1_000_000
     return (found.last_line or found.place.line) - found.place.line + 1
 
 
 def _why_not(evidence: Evidence, kinds: tuple[str, ...], place: Place | None) -> str:
-    """Why no arm of these kinds ran at a place."""
+    """Return why no arm of these kinds ran at a place."""
     for left_out in evidence.arms_not_run:
         here = left_out.place is None or place is None or left_out.place.file == place.file
         if left_out.kind in kinds and here and _covers(left_out.place, left_out.last_line, place):
@@ -218,32 +218,32 @@ def _covers(first: Place | None, last_line: int | None, place: Place | None) -> 
 
 
 def share_of(part_s: float | None, whole_s: float | None) -> float | None:
-    """`part_s` / `whole_s`, between 0 and MOST; None when either is unknown."""
+    """Return `part_s` / `whole_s`, between 0 and MOST; None if either is unknown."""
     if part_s is None or whole_s is None or whole_s <= 0:
         return None
     return min(max(part_s / whole_s, 0.0), MOST)
 
 
 def step_share(evidence: Evidence) -> float | None:
-    """The part of the job's time, after its set-up, that typical steps hold."""
+    """Return the share of the job's time after set-up that typical steps hold."""
     return evidence.job_share(evidence.step_s or 0.0)
 
 
 def job_speedup(evidence: Evidence, speedup: float) -> float | None:
-    """What a step `speedup` times as fast does for the job (Amdahl's law); None where it is unknown."""
+    """Return the job's speed-up if a step gets `speedup` times as fast (Amdahl's law); None if unknown."""
     share = step_share(evidence)
     return None if share is None or speedup <= 0 else 1 / (1 - share + share / speedup)
 
 
 def for_the_job(evidence: Evidence, ceiling: Ceiling) -> Ceiling:
-    """A ceiling of the step with what it means for the job."""
+    """Add what a ceiling of the step means for the job."""
     if ceiling.job_speedup is not None:
         return ceiling
     return replace(ceiling, job_speedup=job_speedup(evidence, ceiling.speedup))
 
 
 def episode_share(evidence: Evidence, episode: Episode) -> float | None:
-    """The part of the job's time that an episode takes; of the observed time where it was seen once."""
+    """Return the share of the job's time that an episode takes; of the observed time if it was seen once."""
     if episode.per_step_s is not None:
         return share_of(evidence.job_share(episode.per_step_s), 1.0)
     if not episode.num_steps or evidence.step_s is None:
@@ -261,19 +261,19 @@ def without_episode(evidence: Evidence, share: float) -> Ceiling | None:
 
 
 def loading_costs_nothing(evidence: Evidence) -> bool:
-    """Whether steps on cached batches were measured to be no faster."""
+    """Return whether steps on cached batches were measured to be no faster."""
     cached = evidence.counterfactual("cached")
     return cached is not None and cached.speedup_high < RESOLVABLE_SPEEDUP
 
 
 def rows_cost_nothing(evidence: Evidence) -> bool:
-    """Whether half the batch was measured to take as long: launches, not arithmetic, fill the step."""
+    """Return whether half the batch took as long: launches, not arithmetic, fill the step."""
     half = evidence.counterfactual("half")
     return half is not None and half.speedup_high < RESOLVABLE_SPEEDUP
 
 
 def wait_share(evidence: Evidence, loader: Loader) -> float | None:
-    """The share of the step spent waiting for this loader's batches."""
+    """Return the share of the step spent waiting for this loader's batches."""
     training = [other for other in evidence.loaders if other.trains]
     if len(training) <= 1 or loader.wait_s is None:
         return share_of(evidence.phase_s("wait"), evidence.step_s)
@@ -281,20 +281,20 @@ def wait_share(evidence: Evidence, loader: Loader) -> float | None:
 
 
 def batches_per_step(evidence: Evidence) -> float:
-    """Batches one step consumes: more than one under gradient accumulation."""
+    """Return the batches that one step consumes: more than one under gradient accumulation."""
     steps = evidence.kept("real") or evidence.kept("warmup")
     taken = sum(step.num_batches for step in steps)
     return taken / len(steps) if taken else 1.0
 
 
 def counted_step_s(evidence: Evidence) -> float | None:
-    """The mean step while calls were counted, which slows it; the ordinary step when none was."""
+    """Return the mean step while calls were counted, which slows it; else the ordinary step."""
     counted = [step.step_s for step in evidence.steps if step.arm == "count"]
     return sum(counted) / len(counted) if counted else evidence.step_s
 
 
 def rows_per_step(evidence: Evidence) -> float | None:
-    """Samples of the batch, where every step knows them."""
+    """Return the samples of the batch, if every step knows them."""
     rows = [step.rows for step in evidence.kept("real") or evidence.kept("warmup")]
     known = [number for number in rows if number is not None]
     return sum(known) / len(known) if known and len(known) == len(rows) else None
@@ -305,6 +305,6 @@ def on_gpu(evidence: Evidence) -> bool:
 
 
 def host_is_hidden(evidence: Evidence) -> bool:
-    """Whether the GPU works nearly all of the time: what the host does meanwhile costs nothing."""
+    """Return whether the GPU is busy nearly all the time, so that the host's work is hidden."""
     busy = evidence.kernels.busy_share if evidence.kernels is not None else None
     return busy is not None and busy >= BUSY

@@ -1,8 +1,8 @@
-"""The charts of a diagnosis: counterfactuals with their intervals, and every step that was observed.
+"""The charts of a diagnosis: counterfactuals with their intervals, and every observed step.
 
-A long job gives more steps than a screen has room for; then a bar is the mean of a few steps that ran in a
-row under the same arm.  One long step must not flatten all others: what is far beyond the median is cut
-off, and the page says so.
+A long job gives more steps than a screen has room for; then a bar is the mean of a few consecutive steps
+under the same arm.  One long step must not flatten all others: steps far beyond the median are cut off, and
+the page says so.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from flatout.page.markup import Html, tag
 from flatout.page.scales import Scale, zero_scale
 
 HEIGHT = 190.0  # pixels of the timeline
-MOST_BARS = 260  # more than this is thinner than a screen can show
+MOST_BARS = 260  # more bars are thinner than a screen can show
 CUT_OFF = 3.0  # medians
 
 ARMS: dict[str, str] = {
@@ -46,7 +46,7 @@ SHORT: dict[str, str] = {
 
 
 def whiskers(found: Sequence[ArmReading]) -> RowChart:
-    """Each counterfactual's step as a fraction of the full one: a dot on its 95 % interval."""
+    """Draw each counterfactual's step as a fraction of the full one: a dot on its 95 % interval."""
     end = max(1.1, *(reading.fraction_high * 1.05 for reading in found))
     ticks = ((0.0, "0"), (0.5, "half the time"), (1.0, "no change"))
     chart = RowChart(across=Scale(low=0.0, high=end, ticks=ticks), height=40)
@@ -72,13 +72,13 @@ def whiskers(found: Sequence[ArmReading]) -> RowChart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """One step, or the mean of a few in a row."""
+    """One step, or the mean of a few consecutive ones."""
 
     first: int  # index of its first step
     num_steps: int
     arm: str
     phases_s: dict[str, float]
-    kept: bool  # a step of it is in a mean
+    kept: bool  # at least one of its steps is in a mean
 
     @property
     def length_s(self) -> float:
@@ -90,14 +90,14 @@ class Bar:
 
     @property
     def words(self) -> str:
-        """The bar for a pointer that rests on it."""
+        """The tooltip of the bar."""
         aside = "" if self.kept else ", not in any mean"
         split = ", ".join(f"{phase} {show_seconds(self.phases_s[phase])}" for phase in PHASES)
         return f"{self.label}, {ARMS.get(self.arm, self.arm)}{aside}: {show_seconds(self.length_s)} ({split})"
 
 
 def bars(steps: Sequence[Step], *, most: int = MOST_BARS) -> tuple[Bar, ...]:
-    """At most about `most` bars; steps of different blocks never share one."""
+    """Make at most about `most` bars; steps of different blocks never share one."""
     size = math.ceil(len(steps) / most)
     found: list[Bar] = []
     for _block, group in itertools.groupby(steps, key=lambda step: (step.block, step.arm)):
@@ -121,7 +121,7 @@ def _mean(steps: Sequence[Step]) -> Bar:
 
 
 def timeline(drawn: Sequence[Bar]) -> Drawing:
-    """The bars one after another, each split by phase."""
+    """Draw the bars one after another, each split by phase."""
     top = _top(drawn)
     shapes = [
         Column(
@@ -140,7 +140,7 @@ def timeline(drawn: Sequence[Bar]) -> Drawing:
 
 
 def arm_band(drawn: Sequence[Bar]) -> Html:
-    """What was done to the steps, below their bars."""
+    """Draw the arms of the steps, below their bars."""
     cells = []
     for arm, group in itertools.groupby(drawn, key=lambda bar: bar.arm):
         block = list(group)
@@ -157,7 +157,7 @@ def arm_band(drawn: Sequence[Bar]) -> Html:
 
 
 def arm_keys(steps: Sequence[Step]) -> list[Key]:
-    """Which colour is which arm, with the number of steps of each."""
+    """Return the colour of each arm, with its number of steps."""
     counts = {arm: sum(_colour(step.arm) == arm for step in steps) for arm in ARMS}
     return [Key(name=f"{ARMS[arm]} ({num})", colour=f"arm-{arm}") for arm, num in counts.items() if num]
 
@@ -167,7 +167,7 @@ def _colour(arm: str) -> str:
 
 
 def cut_off(drawn: Sequence[Bar]) -> tuple[Bar, ...]:
-    """The bars that are longer than the scale, longest first."""
+    """Return the bars that are longer than the scale, longest first."""
     top = _top(drawn)
     return tuple(sorted((bar for bar in drawn if bar.length_s > top), key=lambda bar: -bar.length_s))
 

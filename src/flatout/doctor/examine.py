@@ -22,7 +22,7 @@ from flatout.ground.codec import encode
 from flatout.ground.units import UNKNOWN
 from flatout.measure.evidence import Evidence
 
-# Arms that change the step as a whole: two causes that one of them proves have two fixes.
+# Arms that change the whole step: two causes that one of them proves have two fixes.
 WHOLE_STEP = (
     *("cached", "half", "workers", "whole-batches", "autocast", "tf32", "staged", "trimmed"),
     "uncompiled",
@@ -31,7 +31,7 @@ WHOLE_STEP = (
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class Diagnosis:
-    """Evidence and what the doctor concludes from it; printing it shows the findings."""
+    """Evidence and the doctor's conclusions from it; printing it shows the findings."""
 
     evidence: Evidence
     findings: tuple[Finding, ...]
@@ -44,7 +44,7 @@ class Diagnosis:
         return causal_map(self.evidence)
 
     def __repr__(self) -> str:
-        """What a notebook shows: of a thousand steps, what they come to."""
+        """Show the findings in a notebook, instead of a thousand steps."""
         lines = [bound(self.evidence)]
         for finding in self.findings:
             lines += [
@@ -66,7 +66,7 @@ class Diagnosis:
 
 
 def examine(evidence: Evidence) -> tuple[Finding, ...]:
-    """Every rule's findings, one for each cause, the one that would free most of the job first."""
+    """Apply every rule; return one finding per cause, the one that frees most of the job first."""
     findings = [
         replace(finding, tune=rule.tune)
         for rule in all_rules()
@@ -81,7 +81,7 @@ def examine(evidence: Evidence) -> tuple[Finding, ...]:
 
 
 def _explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
-    """Whether `other` names the cause of what `finding` only names the place of."""
+    """Return whether `other` names the cause, while `finding` only names the place."""
     return (
         explains(finding, other, evidence)
         or explains_samples(finding, other)
@@ -98,7 +98,7 @@ def _explained_by(code: str) -> tuple[str, ...]:
 
 
 def _is_at(one: Finding, other: Finding, evidence: Evidence) -> bool:
-    """Whether two findings are of the same line, or the other one of a loop around it."""
+    """Return whether two findings name the same line, or `other` a loop around it."""
     if one.place is None or other.place is None:
         return one.place is other.place
     loops = evidence.stacks.loops.get(str(one.place), ()) if evidence.stacks is not None else ()
@@ -112,7 +112,7 @@ def _for_the_job(finding: Finding, evidence: Evidence) -> Finding:
 
 
 def _by_cause(findings: Sequence[Finding], evidence: Evidence) -> list[Finding]:
-    """Findings that one arm proves, or one arm inside another, as one; the others are told beside it."""
+    """Merge findings that one arm proves, or one arm inside another; list the others beside the first."""
     groups: list[list[Finding]] = []
     for finding in sorted(findings, key=_rank):
         same = next((group for group in groups if _is_same_cause(group[0], finding, evidence)), None)
@@ -133,7 +133,7 @@ def _led(group: Sequence[Finding]) -> Finding:
 
 def _is_same_cause(one: Finding, other: Finding, evidence: Evidence) -> bool:
     first, second = _arm(one), _arm(other)
-    if one.ceiling is None and other.ceiling is None:  # nothing tells two sights of one line apart
+    if one.ceiling is None and other.ceiling is None:  # nothing distinguishes two sights of one line
         return one.place is not None and one.place == other.place and _of_lines(one) and _of_lines(other)
     if first is None or second is None:
         return False
@@ -147,12 +147,12 @@ def _is_same_cause(one: Finding, other: Finding, evidence: Evidence) -> bool:
 
 
 def _of_lines(finding: Finding) -> bool:
-    """Whether its rule is proven by what steps take without some lines."""
+    """Return whether an arm that removes lines proves the finding's rule."""
     return any(finding.code == rule.code and set(rule.arms) & set(OF_LINES) for rule in all_rules())
 
 
 def _arm(finding: Finding) -> str | None:
-    """The label of the arm that proves a finding, where it speaks of this cause alone."""
+    """Return the label of the arm that proves a finding, if that arm covers this cause alone."""
     ceiling = finding.ceiling
     return None if ceiling is None or ceiling.kind in WHOLE_STEP else ceiling.arm
 

@@ -1,7 +1,7 @@
-"""What one line of the user's code does per step, all its operations taken together.
+"""What one line of the user's code does per step, all its operations together.
 
-Evidence counts by operation; people edit lines.  `torch.zeros(n).to(x) + torch.ones(n)` is one line with
-two creations, and gets one finding.
+Evidence counts by operation; people edit lines.  `torch.zeros(n).to(x) + torch.ones(n)` is one line with two
+creations, and gets one finding.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from flatout.measure.evidence import Evidence, OptimizerSetup, Place, Site, Site
 from flatout.measure.statistics import typical_steps
 
 FEWEST_LOOKS, FEWEST_STEPS, NUM_RESAMPLES = 100, 3, 1000
-FEWEST_SAMPLES = 5  # looks at a block
+FEWEST_SAMPLES = 5  # samples of a block
 FEWEST_BETWEEN = 20  # samples between the phases
 LEAST_OPTIMIZER_SHARE = 0.05
-# Fetching samples one by one is what a dataset is for; its cost belongs to the rules of the loader.
+# A dataset fetches samples one by one by design; its cost belongs to the loader's rules.
 _FETCHING = ("__getitem__", "__getitems__", "__iter__", "__next__")
 
 
@@ -52,9 +52,9 @@ class CodeLine:
     place: Place
     ops: tuple[str, ...]  # most calls first
     calls_per_step: float
-    host_s: float | None  # per step under attribution; None when no site knows it
+    host_s: float | None  # per step under attribution; None if no site knows it
     backward_s: float | None
-    derived_s: float | None  # what is computed from these tensors and parameters alone
+    derived_s: float | None  # computed from these tensors and parameters alone
     bytes_per_step: float
     requires_grad: bool
     phases_s: dict[str, float] = field(default_factory=dict)  # host_s by phase
@@ -67,7 +67,7 @@ class CodeLine:
 
 
 def lines_of(sites: list[Site]) -> list[CodeLine]:
-    """`sites` summed by line, the busiest line first."""
+    """Sum `sites` by line, the busiest line first."""
     by_line: dict[tuple[str, int], list[Site]] = {}
     for site in sorted(sites, key=lambda site: -site.calls_per_step):
         by_line.setdefault(site.place.at, []).append(site)
@@ -75,7 +75,7 @@ def lines_of(sites: list[Site]) -> list[CodeLine]:
 
 
 def _line_of(here: Sequence[Site]) -> CodeLine:
-    """The sites of one line; steps in which their thread lost its core are left out of their times."""
+    """Sum the sites of one line, without steps in which their thread lost its core."""
     steps_s = tuple(map(sum, zip(*(site.steps_s for site in here if site.steps_s), strict=False)))
     usual_s = [steps_s[number] for number in typical_steps(steps_s)]
     usual = mean(usual_s) / mean(steps_s) if any(usual_s) else 1.0
@@ -99,7 +99,7 @@ def _line_of(here: Sequence[Site]) -> CodeLine:
 
 
 def direct_lines(evidence: Evidence, kind: SiteKind) -> list[CodeLine]:
-    """Lines that do `kind` themselves, outside the code that fetches and collates samples."""
+    """Return lines that do `kind` themselves, outside the code that fetches and collates samples."""
     return lines_of(
         [
             site
@@ -110,9 +110,9 @@ def direct_lines(evidence: Evidence, kind: SiteKind) -> list[CodeLine]:
 
 
 def costly_optimizers(evidence: Evidence) -> list[tuple[OptimizerSetup, float]]:
-    """The optimizers of a step, and the share they take of it, by the GPU's own clock where that was read.
+    """Return the optimizers of a step with their share of it, by the GPU's own clock if that was read.
 
-    None where they take little.
+    The list is empty if they take little.
     """
     shares = phase_shares(evidence, device=True) or phase_shares(evidence)
     share = shares.get("optimizer") or 0.0
@@ -126,7 +126,7 @@ def optimizer_time(evidence: Evidence, share: float) -> str:
 
 
 def looks_share(evidence: Evidence, place: Place) -> float | None:
-    """The share of the step in which a line was on the stack, its backward pass not counted."""
+    """Return the share of the step in which a line was on the stack, without its backward pass."""
     stacks, shares = evidence.stacks, phase_shares(evidence)
     if stacks is None or sum(stacks.samples_by_phase.values()) < FEWEST_LOOKS:
         return None
@@ -139,20 +139,20 @@ def looks_share(evidence: Evidence, place: Place) -> float | None:
 
 
 def block_share(evidence: Evidence, place: Place) -> float | None:
-    """The share of the step that goes with the block around a line; None where nothing was left out there."""
+    """Return the share of the step that the block around a line costs; None if no such block was removed."""
     found = arm_at(evidence, KNOCKED_OUT, place)
     return None if found is None or found.speedup <= 1 else min(1 - 1 / found.speedup, MOST)
 
 
 def training_call(evidence: Evidence) -> Place | None:
-    """The line of the longest outermost model call of the training step."""
+    """Return the line of the longest outermost model call in the training step."""
     calls = [call for call in evidence.module_calls if call.training and call.has_parameters]
     longest = max(calls, key=lambda call: (call.host_s or 0.0, call.calls_per_step), default=None)
     return longest.place if longest is not None else None
 
 
 def repeated_call(rule: Title, op: str, *, what: str, fix: str) -> Callable[[Evidence], list[Finding]]:
-    """The `detect` of a rule on a call of torch.cuda that the user's lines make in every step for nothing."""
+    """Make the `detect` of a rule on a needless torch.cuda call that the user's lines make in every step."""
 
     def detect(evidence: Evidence) -> list[Finding]:
         findings = []
@@ -177,7 +177,7 @@ def repeated_call(rule: Title, op: str, *, what: str, fix: str) -> Callable[[Evi
 def costly_lines(
     evidence: Evidence, lines: list[CodeLine], *, least_calls: float, least_share: float
 ) -> list[tuple[CodeLine, float]]:
-    """Those of `lines` that make so many calls per step and hold so much of it, with their shares."""
+    """Return the lines with enough calls per step and enough of its time, with their shares."""
     shares = [(line, line_share(evidence, line) or 0.0) for line in lines]
     return [
         (line, share) for line, share in shares if share >= least_share and line.calls_per_step >= least_calls
@@ -185,7 +185,7 @@ def costly_lines(
 
 
 def calls_and_timing(evidence: Evidence, line: CodeLine) -> list[str]:
-    """The figures of a line that calls too often."""
+    """Return the figures of a line that calls too often."""
     calls = show_calls(line.calls_per_step)
     return [f"{show_ops(line)}: {calls} calls per step from this line", timing(evidence, line)]
 
@@ -193,7 +193,7 @@ def calls_and_timing(evidence: Evidence, line: CodeLine) -> list[str]:
 def copied_lines(
     evidence: Evidence, kind: str, is_meant: Callable[[Site], bool], *, least: float
 ) -> list[tuple[CodeLine, float, float]]:
-    """Lines that copy to the GPU, with their shares of the step: of the copies of `kind` by their bytes.
+    """Return lines that copy to the GPU, with their shares of the step: copies of `kind`, divided by bytes.
 
     The third figure is what these copies take per step in the profile; they hold at least `least` of it.
     """
@@ -218,21 +218,21 @@ def copied_lines(
 
 
 def show_calls(calls: float) -> str:
-    """A mean number of calls: 1536, 64, 2.5."""
+    """Format a mean number of calls: 1536, 64, 2.5."""
     return f"{calls:.0f}" if calls >= 10 or calls == int(calls) else f"{calls:.1f}"
 
 
 def show_ops(line: CodeLine) -> str:
-    """A line's operations as they are written: `x[...]`, `item`, `tensor`."""
+    """Format a line's operations as the source writes them: `x[...]`, `item`, `tensor`."""
     return ", ".join(_WRITTEN.get(op, op) for op in line.ops)
 
 
 def line_share(evidence: Evidence, line: CodeLine) -> float | None:
-    """The share of an ordinary step that a line's calls hold, never above that of their phases.
+    """Return the share of an ordinary step that a line's calls hold, at most that of their phases.
 
     Timing every call slows a step tenfold and more, and calls themselves a little.  So a line gets its part
-    of each phase's calls, and the phase its share of ordinary steps.  Where there was no time for that, the
-    looks at the stack give the same without the backward pass, or steps without the line's loop give all.
+    of each phase's calls, and the phase its share of ordinary steps.  If there was no time for that, stack
+    samples give the same without the backward pass, or steps without the line's loop give all of it.
     """
     shares, means = phase_shares(evidence), phase_means(evidence)
     if line.total_s is None:
@@ -241,7 +241,7 @@ def line_share(evidence: Evidence, line: CodeLine) -> float | None:
     if not evidence.attributed_calls_s or not shares:
         return share_of(line.total_s, evidence.attributed_step_s)
     held = {**line.phases_s, "backward": line.phases_s.get("backward", 0.0) + (line.backward_s or 0.0)}
-    # calls leave out the Python code between them, backward nodes nothing
+    # calls exclude the Python code between them; backward nodes exclude nothing
     within = {phase: max(evidence.attributed_calls_s.get(phase, 0.0), means[phase]) for phase in means}
     within["backward"] = evidence.attributed_backward_s or within["backward"]
     parts = (
@@ -253,7 +253,7 @@ def line_share(evidence: Evidence, line: CodeLine) -> float | None:
 
 
 def _share_of_looks(evidence: Evidence, line: CodeLine, shares: dict[str, float]) -> float | None:
-    """A line's part of the looks at each phase, and the phase its share of ordinary steps."""
+    """Return a line's part of each phase's samples, weighted by the phase's share of ordinary steps."""
     stacks, here = evidence.stacks, line.place.at
     if stacks is None or sum(stacks.samples_by_phase.values()) < FEWEST_LOOKS:
         return None
@@ -267,7 +267,7 @@ def _share_of_looks(evidence: Evidence, line: CodeLine, shares: dict[str, float]
 
 
 def _share_of_block(evidence: Evidence, line: CodeLine) -> float | None:
-    """A line's part, by the looks at the stack, of what steps without the block around it do not take."""
+    """Return a line's part, by stack samples, of what steps without its block save."""
     found, stacks = arm_at(evidence, KNOCKED_OUT, line.place), evidence.stacks
     if stacks is None or found is None or found.speedup_low <= 1:
         return None
@@ -280,7 +280,7 @@ def _share_of_block(evidence: Evidence, line: CodeLine) -> float | None:
 
 
 def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:
-    """The 95 % interval of a line's share, by resampling the attributed steps; None for fewer than three."""
+    """Return the 95 % interval of a line's share, by resampling attributed steps; None below three."""
     whole = sum(line.steps_s)
     if len(line.steps_s) < FEWEST_STEPS or whole <= 0:
         return None
@@ -292,7 +292,7 @@ def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:
 
 
 def timing(evidence: Evidence, line: CodeLine) -> str:
-    """The seconds a line's calls take, beside the step they were taken from."""
+    """Show the seconds of a line's calls, beside the step they were measured in."""
     if line.total_s is None:
         return "its calls were not timed; the share comes from stack samples, or from its block"
     step = show_seconds(evidence.attributed_step_s)
@@ -306,7 +306,7 @@ def timing(evidence: Evidence, line: CodeLine) -> str:
 
 
 def at_least(found: int, looks: int) -> float:
-    """The lower end of the 95 % interval (Wilson's) of a share that was `found` in some `looks`."""
+    """Return the lower end of the 95 % interval (Wilson's) of a share, `found` out of `looks`."""
     z, share = 1.96, found / looks
     spread = z * math.sqrt(max(0.0, share * (1 - share)) / looks + (z / looks / 2) ** 2)
     return (share + z**2 / looks / 2 - spread) / (1 + z**2 / looks)
@@ -322,10 +322,10 @@ def found_between_phases(
     safety: FixSafety,
     least: float,
 ) -> list[Finding]:
-    """Findings on blocks that hold at least `least` of the step outside its phases.
+    """Return findings on blocks that hold at least `least` of the step outside its phases.
 
-    `block_of` tells the block that a path lies in.  Thin evidence is not enough where it could not be left
-    out.
+    `block_of` returns the block that a path lies in.  Thin evidence does not suffice if the block could not
+    be removed.
     """
     stacks, step_s, rest_s = evidence.stacks, evidence.step_s, evidence.phase_s("rest")
     looks = stacks.samples_by_phase.get("rest", 0) if stacks is not None else 0

@@ -1,7 +1,7 @@
-"""What is known of a loader: in which lines its time goes, and how many workers could share its work.
+"""What is known of a loader: which lines take its time, and how many workers could share its work.
 
-A process that makes batches is on a core, in line for one, or blocked, by storage or the network.  Those that
-compute share the cores, so more of them than cores bring nothing; those that are blocked leave their core to
+A process that makes batches is running, queued for a core, or blocked by storage or the network.  Processes
+that compute share the cores, so more of them than cores gain nothing; blocked ones leave their core to
 others.
 """
 
@@ -14,15 +14,15 @@ from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence, Loader, Place
 
 LEAST_CORES = 2  # for a worker beside the training process
-BLOCKED = 0.5  # of a batch's time: above it, its maker leaves the core to others
-MOST_PER_CORE = 4  # workers that are blocked
+BLOCKED = 0.5  # of a batch's time: above it, the process leaves its core to others
+MOST_PER_CORE = 4  # workers per core, if they block
 FEWEST_SAMPLES = 20
 LEAST_SHOWN = 0.1  # of a batch's time, a line
-WATCHES = ("lightning", "lightning_fabric", "torch")  # libraries that put code of theirs around DataLoader()
+WATCHES = ("lightning", "lightning_fabric", "torch")  # libraries that wrap DataLoader()
 
 
 def cores_of_a_process(evidence: Evidence) -> int | None:
-    """Whole cores for each training process: the ranks of one host share its cores."""
+    """Return the whole cores for each training process: the ranks of one host share its cores."""
     if evidence.host.cores is None:
         return None
     ranks_of_a_host = max(Counter(rank.host for rank in evidence.ranks).values(), default=1)
@@ -30,34 +30,34 @@ def cores_of_a_process(evidence: Evidence) -> int | None:
 
 
 def batch_s(loader: Loader) -> float | None:
-    """Seconds in which one process makes one batch."""
+    """Return the seconds in which one process makes one batch."""
     if loader.fetch_s is None or loader.collate_s is None:
         return None
     return loader.fetch_s.mean_s + loader.collate_s.mean_s
 
 
 def blocked_share(loader: Loader) -> float | None:
-    """The part of a batch's time in which its maker needs no core; None where it is unknown."""
+    """Return the share of a batch's time that needs no core; None if it is unknown."""
     return share_of(loader.blocked_s, batch_s(loader))
 
 
 def is_blocked(loader: Loader) -> bool:
-    """Whether making a batch is mostly waiting, and not for a core."""
+    """Return whether making a batch is mostly waiting, and not for a core."""
     return (blocked_share(loader) or 0.0) > BLOCKED
 
 
 def most_workers(loader: Loader, cores: int) -> int:
-    """As many workers as can make batches at the same time."""
+    """Return how many workers can make batches at the same time."""
     return cores * (MOST_PER_CORE if is_blocked(loader) else 1)
 
 
 def has_room(loader: Loader, cores: float | None) -> bool:
-    """Whether batches are waited for that more workers would fetch meanwhile, without a core of their own."""
+    """Return whether more workers would shorten the wait for batches without needing cores of their own."""
     return is_blocked(loader) and (loader.num_workers or 0) < most_workers(loader, int(cores or 1))
 
 
 def slow_lines(loader: Loader, *, most: int = 2) -> list[tuple[Place, float]]:
-    """The lines that hold most of a batch's time, with their shares of it."""
+    """Return the lines that hold most of a batch's time, with their shares of it."""
     samples = sum(line.samples for line in loader.lines)
     if samples < FEWEST_SAMPLES:
         return []
@@ -70,7 +70,7 @@ def slow_lines(loader: Loader, *, most: int = 2) -> list[tuple[Place, float]]:
 
 
 def figures(loader: Loader) -> list[str]:
-    """What a batch's time is spent on, one line each."""
+    """Describe what a batch's time is spent on, one line each."""
     lines = [f"{place} ({show_share(share)})" for place, share in slow_lines(loader)]
     found = [f"a batch's time is spent at {', '.join(lines)}"] if lines else []
     if is_blocked(loader):
@@ -82,7 +82,7 @@ def figures(loader: Loader) -> list[str]:
 
 
 def loader_arguments(loader: Loader, **arguments: object) -> str:
-    """`give this DataLoader num_workers=2`, or how the library that makes it is told the same."""
+    """Say `give this DataLoader num_workers=2`, or the equivalent for the library that makes it."""
     library = made_by(loader)
     prefix = "dataloader_" if library == "transformers" else ""
     words = " and ".join(f"{prefix}{name}={value}" for name, value in arguments.items())
@@ -92,6 +92,6 @@ def loader_arguments(loader: Loader, **arguments: object) -> str:
 
 
 def made_by(loader: Loader) -> str | None:
-    """The library whose line makes a loader; None where it is the user's own."""
+    """Return the library whose line makes a loader; None if it is the user's own."""
     library = (loader.via or "").partition("/")[0]
     return None if library in ("", *WATCHES) else library

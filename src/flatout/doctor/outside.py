@@ -1,7 +1,7 @@
-"""Findings on time outside the typical step: what an evaluation, a rollout or a checkpoint takes of the job.
+"""Findings on time outside the typical step: an evaluation's, a rollout's or a checkpoint's share of the job.
 
-The share is of the job's time after its set-up; the ceiling is the job with that time for nothing, from
-measured shares, so it stands for the job and leaves the step as it is.
+The share is of the job's time after set-up.  The ceiling is the job without that time, from measured shares:
+it applies to the job and leaves the step as it is.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def outside_rule(
     transformers: str | None = None,
     lightning: str | None = None,
 ) -> Callable[[Evidence], list[Finding]]:
-    """The `detect` of a rule on one kind of episode; `what` says what its lines do.
+    """Make the `detect` of a rule on one kind of episode; `what` says what its lines do.
 
-    `transformers` and `lightning` are the arguments by which these frameworks are told the fix.
+    `transformers` and `lightning` are the arguments that apply the fix in these frameworks.
     """
     rule = title_of(doc)
 

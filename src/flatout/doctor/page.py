@@ -1,4 +1,4 @@
-"""A diagnosis as one HTML page: the findings, what they rest on, and every step that was observed."""
+"""A diagnosis as one HTML page: the findings, what they rest on, and every observed step."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHANGED = {"-": "removed", "+": "added"}  # lines of an example
 
 
 def page(evidence: Evidence, findings: Sequence[Finding]) -> str:
-    """The whole document."""
+    """Render the whole document."""
     job = evidence.job
     return document(
         " ".join(job.command),
@@ -222,7 +222,7 @@ def _finding(finding: Finding, *, number: int, evidence: Evidence) -> Html:
 
 
 def _example(code: str) -> Html | None:
-    """The fix on other code, before and after."""
+    """Show the fix on other code, before and after."""
     lines = next((rule.example for rule in all_rules() if rule.code == code), ())
     if not lines:
         return None
@@ -236,7 +236,7 @@ def _example(code: str) -> Html | None:
 
 
 def _excerpt(place: Place | None, sources: dict[str, dict[str, str]]) -> Html | None:
-    """The guilty line between its neighbours, without the indentation they share."""
+    """Show the guilty line between its neighbours, without their common indentation."""
     known = sources.get(place.file, {}) if place else {}
     if place is None or str(place.line) not in known:
         return None
@@ -258,7 +258,7 @@ def _excerpt(place: Place | None, sources: dict[str, dict[str, str]]) -> Html | 
     return tag("div", tag("table", caption, tag("tbody", *rows)), class_="source scroll")
 
 
-# What was measured; a section is left out where its instrument was not run
+# What was measured; a section is omitted if its instrument did not run
 
 
 def _loader(loader: Loader) -> Html:
@@ -386,7 +386,7 @@ def _ranks(evidence: Evidence) -> Html | None:
 
 
 def _what_it_ran_on(evidence: Evidence) -> Iterator[tuple[str, str | None]]:
-    """The end of the page: versions, machine and settings."""
+    """Yield the end of the page: versions, machine and settings."""
     job, host, gpu, precision = evidence.job, evidence.host, evidence.gpu, evidence.precision
     yield "flatout", job.flatout
     yield "torch", job.torch

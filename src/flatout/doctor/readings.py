@@ -1,9 +1,9 @@
-"""What a report says, whatever it is shown on: the terminal and the page speak with these sentences.
+"""The sentences that terminal and page share.
 
-A counterfactual is read as a ratio of two step times with an interval.  An interval that holds 1 is no
-difference; it is only called "not the limit" where it is also narrow, because a wide one says nothing.
-The half batch separates two costs: what is done once per step (launches, Python) stays when half of the
-samples go, what is done per sample halves.
+A counterfactual is read as a ratio of two step times with an interval.  An interval that contains 1 is no
+difference; a cause is called "not the limit" only if the interval is also narrow, because a wide one says
+nothing.  The half batch separates two costs: work done once per step (launches, Python) stays when half of
+the samples go, work done per sample halves.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from flatout.measure import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, ObservedJob, Place, Rank
 from flatout.measure.run.schedule import NO_TIME
 
-LEAST_UNEXPLAINED = 0.1  # of the step: below it nothing is left to explain
+LEAST_UNEXPLAINED = 0.1  # of the step: less needs no explanation
 LEAST_SHOWN = 0.02  # of the step, a line
-MOST_LINES = 3  # shown of those between the phases
-MOST_LOSS = 0.2  # of the step: lines of a loss that take more are worth a word, a loop over time for instance
+MOST_LINES = 3  # shown of the lines between the phases
+MOST_LOSS = 0.2  # of the step: a loss with slower lines is worth a word, a loop over time for instance
 LEAST_DIFFERENT = 1.05  # the step's speed-up over the job's, to show both
-NARROW = 0.1  # an interval this close to 1 settles that a cause is not the limit
-ENOUGH_STEPS, SET_UP_S = 100, 30.0  # to look for causes in; before the first of them, about
+NARROW = 0.1  # an interval this close to 1 shows that a cause is not the limit
+ENOUGH_STEPS, SET_UP_S = 100, 30.0  # steps to look for causes in; seconds before the first of them, about
 STRAGGLES = 1.1  # a rank this much slower than the median of all
 
 SAFETY: dict[FixSafety, str] = {
@@ -49,7 +49,7 @@ class ArmReading:
     fraction_high: float
 
 
-# By label or by kind: what was changed in the steps of an arm, and what their gain is the price of.
+# By label or kind: what the steps of an arm changed, and the cost that their gain shows.
 ARMS = {
     "cached": ("on cached batches", "the loader"),
     "reads-free": ("with free reads of device values", "waiting for these values"),
@@ -86,7 +86,7 @@ TREATMENTS = tuple(kind for kind in ARMS if kind not in ("cached", "workers", "s
 
 
 def readings(evidence: Evidence) -> tuple[ArmReading, ...]:
-    """Every arm that changes the step as a whole, read; blocks that were knocked out are the causal map's."""
+    """Read every arm that changes the whole step; knocked-out blocks are in the causal map."""
     read = []
     for found in evidence.counterfactuals:
         if found.speedup_low <= 0 or found.kind == "knock-out":
@@ -114,7 +114,7 @@ def _read_arm(found: Counterfactual, evidence: Evidence) -> ArmReading:
 
 
 def _workers_cost(what: str, found: Counterfactual, evidence: Evidence) -> str:
-    """More workers take away the wait for batches, and nothing else."""
+    """Attribute to the number of workers at most the wait for batches, which is all that workers remove."""
     gained, waits = 1 - 1 / found.speedup, phase_shares(evidence).get("wait", 0.0)
     if waits >= gained:
         return f"{what} costs {show_share(gained)} of the step"
@@ -122,7 +122,7 @@ def _workers_cost(what: str, found: Counterfactual, evidence: Evidence) -> str:
 
 
 def _loading(cached: Counterfactual) -> str:
-    """What steps on cached batches are without."""
+    """Name what steps on cached batches do without."""
     return "the loader" if cached.place is None else f"making the batch at {cached.place}"
 
 
@@ -168,12 +168,12 @@ def _bound_per_sample(evidence: Evidence) -> str:
 
 
 def bound(evidence: Evidence) -> str:
-    """What the step spends its time on, and how near that is to what the device can do."""
+    """Say what the step spends its time on, and how near that is to what the device can do."""
     return " ".join(filter(None, (_bound(evidence), at_roofline(evidence))))
 
 
 def at_roofline(evidence: Evidence) -> str | None:
-    """How much of the step its arithmetic or its bytes fill, at the speeds that were measured here."""
+    """Say how much of the step its arithmetic or its bytes fill, at the speeds measured here."""
     roofline, step_s = evidence.roofline, evidence.step_s
     if roofline is None or not step_s:
         return None
@@ -187,7 +187,7 @@ def at_roofline(evidence: Evidence) -> str | None:
 
 
 def _bound(evidence: Evidence) -> str:
-    """One sentence: what the step spends its time on."""
+    """Say in one sentence what the step spends its time on."""
     step_s = evidence.step_s
     if step_s is None:
         return "No step was measured."
@@ -214,7 +214,7 @@ def _bound(evidence: Evidence) -> str:
 
 
 def phase_means(evidence: Evidence, *, device: bool = False) -> dict[str, float]:
-    """Mean seconds of each phase over the steps that count; empty where nothing was measured."""
+    """Return the mean seconds of each phase over the steps that count; empty if nothing was measured."""
     steps = evidence.kept("real") or evidence.kept("warmup")
     timed = [step.device_phases_s if device else step.phases_s for step in steps]
     known = [phases for phases in timed if phases is not None]
@@ -224,7 +224,7 @@ def phase_means(evidence: Evidence, *, device: bool = False) -> dict[str, float]
 
 
 def phase_shares(evidence: Evidence, *, device: bool = False) -> dict[str, float]:
-    """The same as shares of the step; they add up to at most 1."""
+    """Return the phases as shares of the step, which add up to at most 1."""
     phases = phase_means(evidence, device=device)
     whole = _whole(evidence, phases)
     return {phase: seconds / whole for phase, seconds in phases.items()} if whole else {}
@@ -236,10 +236,10 @@ def _whole(evidence: Evidence, phases: dict[str, float]) -> float:
 
 
 def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
-    """The rank the others wait for, and its excess over the median; None where all are alike.
+    """Return the rank that the others wait for, and its excess over the median; None if all are alike.
 
-    Ranks of a synchronous job all take the same step, because they meet in backward and in the optimizer,
-    so a rank is judged by what it does on its own before that.
+    Ranks of a synchronous job all take the same step, because they meet in backward and in the optimizer, so
+    a rank is judged by its own work before that.
     """
     alone = {rank.rank: own_work_s(rank) for rank in ranks}
     if len(alone) < 2:
@@ -252,12 +252,12 @@ def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
 
 
 def own_work_s(rank: Rank) -> float:
-    """What a rank does on its own; in backward and the optimizer it meets the others."""
+    """Return a rank's own work; in backward and the optimizer it meets the others."""
     return sum(seconds for phase, seconds in rank.phases_s.items() if phase not in ("backward", "optimizer"))
 
 
 def node_name(rank: Rank, ranks: Sequence[Rank]) -> str | None:
-    """The node of a rank: its host, with a number where two share one; None where all share a node."""
+    """Return a rank's host, with a number if two nodes share one; None if all ranks share a node."""
     if len({(each.host, each.node) for each in ranks}) < 2:
         return None
     host = rank.host or UNKNOWN
@@ -266,7 +266,7 @@ def node_name(rank: Rank, ranks: Sequence[Rank]) -> str | None:
 
 
 def rank_name(rank: Rank, ranks: Sequence[Rank]) -> str:
-    """rank 3, or rank 3 on gpu-node-2"""
+    """Return `rank 3`, or `rank 3 on gpu-node-2`."""
     node = node_name(rank, ranks)
     return f"rank {rank.rank}" if node is None else f"rank {rank.rank} on {node}"
 
@@ -283,7 +283,7 @@ def straggler_words(ranks: Sequence[Rank]) -> str:
 
 
 def ended_early(job: ObservedJob) -> str | None:
-    """One sentence where the job did not live to see the whole diagnosis."""
+    """Say that the job ended before the diagnosis was complete; None if it did not."""
     if job.ended not in ("crashed", "interrupted"):
         return None
     how = "was interrupted" if job.ended == "interrupted" else "crashed"
@@ -291,7 +291,7 @@ def ended_early(job: ObservedJob) -> str | None:
 
 
 def show_ceiling(ceiling: Ceiling | None) -> str:
-    """`1.80× [1.60, 2.00] measured`, `1.11× of the job measured`."""
+    """Format a ceiling: `1.80× [1.60, 2.00] measured`, `1.11× of the job measured`."""
     if ceiling is None:
         return UNKNOWN
     if is_of_the_job(ceiling):
@@ -305,12 +305,12 @@ def show_ceiling(ceiling: Ceiling | None) -> str:
 
 
 def is_of_the_job(ceiling: Ceiling) -> bool:
-    """Whether a ceiling is for the job alone, because its cause is outside the step."""
+    """Return whether a ceiling is for the job alone, because its cause is outside the step."""
     return ceiling.speedup == 1 and (ceiling.job_speedup or 1) > 1
 
 
 def proof_words(finding: Finding) -> Iterator[str]:
-    """What proves a finding, or why nothing does, and which other findings the same arm proves."""
+    """Yield what proves a finding, or why nothing does, and which other findings the same arm proves."""
     ceiling = finding.ceiling
     if ceiling is not None and ceiling.arm is not None and not is_of_the_job(ceiling):
         of_job = ceiling.job_speedup or ceiling.speedup
@@ -344,7 +344,7 @@ def instruments(evidence: Evidence) -> tuple[str, ...]:
 
 
 def too_little(evidence: Evidence) -> str | None:
-    """What to do where the time ended before any cause could be looked for; None where one was."""
+    """Say what to do if the time ended before any cause could be looked for; None if one was."""
     counted = not any(reason.startswith("count:") for reason in evidence.missing)
     treated = any(found.kind != "knock-out" for found in evidence.counterfactuals)
     if evidence.step_s is None or counted or treated:
@@ -357,7 +357,7 @@ def too_little(evidence: Evidence) -> str | None:
 
 
 def short_of_time(evidence: Evidence) -> str | None:
-    """How long to run where arms were left out because the time was up; None where none was."""
+    """Say how long to run if arms were left out for lack of time; None if none was."""
     number = sum(arm.reason == NO_TIME for arm in evidence.arms_not_run)
     if not number or evidence.step_s is None:
         return None
@@ -366,12 +366,12 @@ def short_of_time(evidence: Evidence) -> str | None:
 
 
 def _enough_s(step_s: float) -> int:
-    """Whole minutes in which a job of such steps is measured, with its start."""
+    """Return the whole minutes that measuring a job with such steps takes, its start included."""
     return 60 * math.ceil((SET_UP_S + ENOUGH_STEPS * step_s) / 60)
 
 
 def unexplained(evidence: Evidence) -> str | None:
-    """What costs time though no rule names a line; None where hardly any time is left to explain."""
+    """Say what costs time though no rule names a line; None if hardly any time is left to explain."""
     return (
         _unexplained_loading(evidence)
         or _unexplained_treatment(evidence)
@@ -381,7 +381,7 @@ def unexplained(evidence: Evidence) -> str | None:
 
 
 def _unexplained_treatment(evidence: Evidence) -> str | None:
-    """Steps that a treatment made faster, though no rule speaks of it."""
+    """Name a treatment that makes the step faster, though no rule reports it."""
     known = [each for each in evidence.counterfactuals if each.kind in TREATMENTS]
     best = max(known, key=lambda each: each.speedup_low, default=None)
     if best is None or best.speedup_low < 1 + LEAST_UNEXPLAINED:
@@ -390,7 +390,7 @@ def _unexplained_treatment(evidence: Evidence) -> str | None:
 
 
 def _unexplained_outside(evidence: Evidence) -> str | None:
-    """Time between the steps, where no line of it is worth a finding."""
+    """Name time between the steps of which no line is worth a finding."""
     known = [(episode, episode_share(evidence, episode)) for episode in evidence.episodes]
     shares = {str(episode.place): share for episode, share in known if share and episode.kind != "set-up"}
     together = min(1.0, sum(shares.values()))
@@ -402,7 +402,7 @@ def _unexplained_outside(evidence: Evidence) -> str | None:
 
 
 def _unexplained_gaps(evidence: Evidence) -> str | None:
-    """The time in which the GPU is idle, or without one the time outside the model and the optimizer."""
+    """Say how long the GPU idles or, without one, the time outside the model and the optimizer."""
     shares = phase_shares(evidence)
     busy = evidence.kernels.busy_share if evidence.kernels else None
     wait, rest = shares.get("wait", 0.0), shares.get("rest", 0.0)
@@ -419,7 +419,7 @@ def _unexplained_gaps(evidence: Evidence) -> str | None:
 
 
 def loss_share(evidence: Evidence) -> float:
-    """The part of the time between the phases that lines of the loss take: they are the model's."""
+    """Return the share of the time between the phases that the loss takes: its lines belong to the model."""
     if evidence.stacks is None or not evidence.stacks.samples_by_phase.get("rest"):
         return 0.0
     loss = set(evidence.stacks.differentiable)
@@ -429,13 +429,13 @@ def loss_share(evidence: Evidence) -> float:
 
 
 def _loss_of_the_step(evidence: Evidence) -> float:
-    """The share of the step that needs no explanation, because it is a loss of a usual size."""
+    """Return the share of the step that needs no explanation, because a loss usually takes as much."""
     share = phase_shares(evidence).get("rest", 0.0) * loss_share(evidence)
     return share if share < MOST_LOSS else 0.0
 
 
 def lines_between_phases(evidence: Evidence) -> list[tuple[Place, float]]:
-    """The lines that the training thread is found in between the phases, with their shares of the step."""
+    """Return the lines where samples between the phases found the training thread, with their shares."""
     samples = evidence.stacks.samples_by_phase.get("rest", 0) if evidence.stacks else 0
     if evidence.stacks is None or not samples:
         return []
@@ -450,7 +450,7 @@ def lines_between_phases(evidence: Evidence) -> list[tuple[Place, float]]:
 
 
 def _unexplained_loading(evidence: Evidence) -> str | None:
-    """A loader that was measured to cost time."""
+    """Name a loader that was measured to cost time."""
     cached = evidence.counterfactual("cached")
     if cached is None or cached.speedup_low <= RESOLVABLE_SPEEDUP:
         return None
@@ -458,7 +458,7 @@ def _unexplained_loading(evidence: Evidence) -> str | None:
 
 
 def _loader_costs(cached: Counterfactual, evidence: Evidence) -> str:
-    """What a free loader gains: no more than the step was seen to wait for it, or else why."""
+    """Say what a free loader gains: at most the observed wait for it, or why it is more."""
     if cached.place is not None:
         return f"{_loading(cached)} costs {show_share(1 - 1 / cached.speedup)} of the step"
     wait = phase_shares(evidence).get("wait", 0.0)

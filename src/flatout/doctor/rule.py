@@ -1,17 +1,19 @@
 """The grammar of a rule: one module, documented by its docstring, found by its place or its entry point.
 
-A rule module has a docstring whose first line is `FO301 tensor-created-in-loop`, followed by five
-sections (What it does, Why it costs, Evidence, Fix, Fix safety), a function `detect(evidence) ->
-list[Finding]`, and `ARMS`: the kinds of arms that prove it, the one that does what the fix does first.  Three
-more names are optional: `EXPLAINS`, codes of rules whose finding of the same line, or in the loop that
-begins there, it takes the place of; `TUNE`, treatments and patches by which `flatout tune` tries its fix; and
-`NEEDS_PROOF = True` where what is seen costs nothing by itself and the fix is another way to do the same
-work: whether that is faster only an arm tells, so that a finding without a measured gain is dropped.
-The file's name is the kebab name with underscores.  Tables, `flatout rules` and the docs are made from
-these.  The sections are markdown; a block of `diff` in Fix shows lines before and after.
+A rule module has a docstring whose first line is `FO301 tensor-created-in-loop`, followed by five sections
+(What it does, Why it costs, Evidence, Fix, Fix safety), a function `detect(evidence) -> list[Finding]`, and
+`ARMS`: the kinds of arms that prove it, the one closest to the fix first.  Three more names are optional:
 
-Adding a rule is adding a file: to a room of `doctor/rules`, or to a package of one's own that names it in its
-pyproject.toml (letters of its own before the digits keep its codes apart from ours):
+- `EXPLAINS`: codes of rules whose findings on the same line, or in the loop that begins there, it replaces.
+- `TUNE`: treatments and patches with which `flatout tune` tries its fix.
+- `NEEDS_PROOF = True`: what the rule sees costs nothing by itself, and the fix is another way to do the same
+  work.  Only an arm can tell whether that is faster, so a finding without a measured gain is dropped.
+
+The file's name is the kebab name with underscores.  Tables, `flatout rules` and the docs are generated from
+these.  The sections are markdown; a `diff` block in Fix shows lines before and after.
+
+To add a rule, add a file: to a room of `doctor/rules`, or to a package of your own that names it in its
+pyproject.toml (other letters before the digits keep its codes apart from Flatout's):
 
     [project.entry-points."flatout.rules"]
     slow-print = "my_package.slow_print"
@@ -36,7 +38,7 @@ from flatout.ground.user_code import load_plugins
 from flatout.measure.evidence import Evidence, Place
 
 GROUP = "flatout.rules"
-# What the first digit of a code says.
+# The meaning of a code's first digit.
 FAMILIES = {
     "1": "loading",
     "2": "transfers, waits and the host",
@@ -60,9 +62,9 @@ class Rule:
     sections: dict[str, str]
     detect: Callable[[Evidence], list[Finding]]
     arms: tuple[str, ...] = ()  # kinds of arms that prove it
-    explains: tuple[str, ...] = ()  # codes of rules that say less of the same line
+    explains: tuple[str, ...] = ()  # codes of rules that say less about the same line
     tune: tuple[str, ...] = ()  # treatments and patches that try its fix
-    needs_proof: bool = False  # a finding whose arm shows no certain gain is none
+    needs_proof: bool = False  # drop a finding whose arm shows no certain gain
 
     @property
     def summary(self) -> str:
@@ -71,13 +73,13 @@ class Rule:
 
     @property
     def example(self) -> tuple[str, ...]:
-        """Lines of the fix before and after, marked `-` and `+`; none where its text shows none."""
+        """Lines of the fix before and after, marked `-` and `+`; empty if its text shows none."""
         found = re.search(r"```diff\n(.*?)```", self.sections["Fix"], re.DOTALL)
         return tuple(found[1].rstrip("\n").split("\n")) if found else ()
 
 
 def families(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
-    """Rules by what the hundred of their code means; those of other packages by its letters."""
+    """Group rules by the meaning of their code's hundred, and rules of other packages by its letters."""
     found: dict[str, list[Rule]] = {}
     for rule in rules:
         digit, ours = rule.code[-3], rule.code.startswith("FO")
@@ -91,7 +93,7 @@ def families(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
 
 
 class Title(NamedTuple):
-    """The first line of a rule's docstring and the arms that prove it; makes the findings that carry them."""
+    """The first line of a rule's docstring and the arms that prove it; makes the rule's findings."""
 
     code: str
     name: str
@@ -109,7 +111,7 @@ class Title(NamedTuple):
         ceiling: Ceiling | None = None,
         no_ceiling: str | None = None,
     ) -> Finding:
-        """One cause at one place, with the figures it rests on."""
+        """Make a finding: one cause at one place, with the figures it rests on."""
         return Finding(
             code=self.code,
             name=self.name,
@@ -137,11 +139,11 @@ class Title(NamedTuple):
         observed_share: float | None = None,
         proved_at: Place | None = None,
     ) -> list[Finding]:
-        """A cause of lost time, with what the arms measured at its place; none where they show no gain.
+        """Make the finding of a cause of lost time, with what the arms measured there; none without a gain.
 
-        `arms` are the rule's own unless given.  Where the whole of what the cause can hold was seen, such as
-        the wait for a loader, no more than `observed_share` of the step is promised.  `proved_at` is the
-        arms' place where it is another one.
+        `arms` are the rule's own unless given.  If all that the cause can hold was observed, such as the wait
+        for a loader, the ceiling frees at most `observed_share` of the step.  `proved_at` is the arms' place,
+        if it is another one.
         """
         proof = prove(
             evidence,
@@ -166,7 +168,7 @@ class Title(NamedTuple):
 
 @functools.cache
 def all_rules() -> tuple[Rule, ...]:
-    """Every rule by code: those of this package, and those that other packages add."""
+    """Return every rule by code: those of this package, and those that other packages add."""
     package = importlib.import_module("flatout.doctor.rules")
     found_modules = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     modules = [importlib.import_module(module.name) for module in found_modules if not module.ispkg]
@@ -183,7 +185,7 @@ def all_rules() -> tuple[Rule, ...]:
 
 
 def rule_by_code(code_or_name: str) -> Rule:
-    """One rule by its code, in any case, or by its name."""
+    """Find a rule by its code, in any case, or by its name."""
     for rule in all_rules():
         if code_or_name.lower() in (rule.code.lower(), rule.name):
             return rule
@@ -220,7 +222,7 @@ def read_rule(module: ModuleType) -> Rule:
 
 
 def title_of(docstring: str | None, *, arms: tuple[str, ...] = ()) -> Title:
-    """The code and the name in the first line of a rule's docstring, with the arms that prove the rule."""
+    """Read the code and the name from the first line of a rule's docstring, and add the rule's arms."""
     title = (docstring or "").strip().partition("\n")[0].strip()
     code, _, name = title.partition(" ")
     if not re.fullmatch(r"[A-Z]{2,}\d{3}", code) or not name:

@@ -1,4 +1,4 @@
-"""The page of rules in the documentation, made from the rules' own docstrings."""
+"""The page of rules in the documentation, generated from the rules' own docstrings."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _LEFT_OUT = {
 
 
 def markdown() -> str:
-    """The whole page: a table of all rules, then one chapter each."""
+    """Render the whole page: a table of all rules, then one chapter each."""
     rules = all_rules()
     table = ["| Code | Name | What it does | Proved by | Reported |", "|---|---|---|---|---|"]
     for family, members in families(rules).items():
@@ -87,7 +87,7 @@ def _without_a_rule() -> str:
 
 
 def sections_markdown(rule: Rule, *, level: int = 3) -> str:
-    """The sections of one rule, each under a heading of `level`."""
+    """Render the sections of one rule, each under a heading of `level`."""
     return "\n\n".join(f"{'#' * level} {head}\n\n{text}" for head, text in rule.sections.items())
 
 
@@ -99,5 +99,5 @@ def speaks(rule: Rule) -> str:
 
 
 def anchor(rule: Rule) -> str:
-    """The part of the page's address that leads to one rule: rules/#fo301."""
+    """Return the page anchor of one rule: rules/#fo301."""
     return rule.code.lower()

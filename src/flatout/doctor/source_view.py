@@ -11,13 +11,13 @@ from flatout.page.markup import NOTHING, Html, tag
 
 CONTEXT_LINES = 1  # of source above and below a block
 MOST_LINES = 60  # of one block
-LEAST_SHOWN = 0.02  # of the step, what a block frees
+LEAST_SHOWN = 0.02  # of the step, freed by a block
 
 Numbered = Mapping[str, str]
 
 
 def source_view(blocks: Sequence[MapBlock], sources: Mapping[str, Numbered]) -> Html:
-    """One table of lines for each file that holds blocks; nothing where no source was kept."""
+    """Render one table of lines for each file that holds blocks; nothing if no source was kept."""
     listed = [
         block for _depth, block in flat(blocks) if block.freed_share >= LEAST_SHOWN and not block.is_noise
     ]

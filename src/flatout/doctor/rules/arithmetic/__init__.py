@@ -1,1 +1,1 @@
-"""Rules of how the device computes: FO401 and on."""
+"""Rules on how the device computes: FO401 and up."""

@@ -95,7 +95,7 @@ def _computes_in_float32(evidence: Evidence) -> bool:
 
 
 def _narrow_format(gpu: Gpu) -> str | None:
-    """The 16-bit format this GPU's tensor cores take."""
+    """Return the 16-bit format that this GPU's tensor cores take."""
     major, _, minor = (gpu.compute_capability or "").partition(".")
     if not major.isdigit() or (minor and not minor.isdigit()):
         return None
@@ -104,7 +104,7 @@ def _narrow_format(gpu: Gpu) -> str | None:
 
 
 def _training_call(evidence: Evidence) -> ModuleCall | None:
-    """The longest outermost model call of the training step that no autocast is around."""
+    """Return the longest outermost model call of the training step that runs without autocast."""
     calls = [
         call
         for call in evidence.module_calls

@@ -45,7 +45,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     if arm_at(evidence, ARMS[0], None) is None:
         return []
     findings = []
-    for line in lines_of(calls)[:1]:  # the arm is of all of them together
+    for line in lines_of(calls)[:1]:  # one arm covers all of them
         number = show_calls(sum(site.calls_per_step for site in calls))
         findings += RULE.proven(
             evidence,

@@ -1,1 +1,1 @@
-"""Rules of torch.compile: FO601 and on."""
+"""Rules on torch.compile: FO601 and up."""

@@ -47,7 +47,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     if compilation is None or arm is None or arm.speedup_low <= 0:
         return []
     compile_s = sum(function.compile_s for function in compilation.functions)
-    most_saved = max(0.0, 1 / arm.speedup_low - 1)  # of a step, at the most
+    most_saved = max(0.0, 1 / arm.speedup_low - 1)  # of a step, at most
     is_slower = arm.speedup_low > RESOLVABLE_SPEEDUP
     if not is_slower and LEAST_HOURS_S * most_saved >= compile_s:
         return []
@@ -74,7 +74,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _place(evidence: Evidence, compilation: Compilation) -> Place | None:
-    """The line that keeps torch.compile from gaining, where one is known, else the call of the model."""
+    """Return the line that keeps torch.compile from gaining, if one is known, else the model's call."""
     again = [each.place for each in compilation.functions if each.gave_up or each.num_late_steps > 1]
     known = [*again, *(found.place for found in compilation.breaks)]
     return next((place for place in known if place is not None), None) or training_call(evidence)

@@ -44,7 +44,7 @@ from flatout.measure.evidence import Evidence, GraphBreak
 RULE = title_of(__doc__)
 EXPLAINS = ("FO603",)
 MOST_REASONS = 3
-COMPILED, LEAST_SHARE = ("forward", "backward", "rest"), 0.10  # of the step, that a graph can hold
+COMPILED, LEAST_SHARE = ("forward", "backward", "rest"), 0.10  # of the step, in phases that a graph can hold
 
 
 def detect(evidence: Evidence) -> list[Finding]:

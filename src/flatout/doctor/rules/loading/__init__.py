@@ -1,1 +1,1 @@
-"""Rules of the data path: FO101 and on."""
+"""Rules on the data path: FO101 and up."""

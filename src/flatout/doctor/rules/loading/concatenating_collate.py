@@ -88,7 +88,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _collate_share(evidence: Evidence, loader: Loader) -> float | None:
-    """The share of the step that collating holds; None when it does not matter."""
+    """Return the share of the step that collating holds; None if it does not matter."""
     if loader.collate_s is None:
         return None
     if loader.num_workers == 0:
@@ -104,7 +104,7 @@ def _collate_share(evidence: Evidence, loader: Loader) -> float | None:
 
 
 def _guilty_lines(loader: Loader) -> list[Call]:
-    """Joining calls of the collate, summed by line, that are made about once per sample."""
+    """Return joining calls of the collate function, summed by line, that are made about once per sample."""
     by_line: dict[tuple[str, int], list[Call]] = {}
     for call in loader.calls:
         if call.in_collate and call.function in JOINING:

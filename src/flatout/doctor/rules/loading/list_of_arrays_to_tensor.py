@@ -57,7 +57,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _in_loader(evidence: Evidence, loader: Loader) -> list[Finding]:
-    """Lines of the dataset and the collate function, by the looks at the process that makes batches."""
+    """Find lines of the dataset and the collate function, by samples of the process that makes batches."""
     waiting = wait_share(evidence, loader) if loader.trains else None
     looks = sum(line.samples for line in loader.lines)
     if waiting is None or looks < FEWEST_SAMPLES:

@@ -76,7 +76,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _is_ours(loader: Loader, evidence: Evidence) -> bool:
-    """Whether it has workers, or has none and no core is left for them, or they were tried in vain."""
+    """Return whether the loader has workers, has no core left for them, or gained nothing from them."""
     if loader.num_workers != 0:
         return bool(loader.num_workers)
     cores = loading.cores_of_a_process(evidence)

@@ -72,18 +72,18 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _longer_s(evidence: Evidence, step_s: float) -> float | None:
-    """How much longer the first step of an epoch takes; None where no such step was timed."""
+    """Return how much longer the first step of an epoch takes; None if no such step was timed."""
     first = [step.step_s for step in _first_steps(evidence)]
     return max(0.0, sum(first) / len(first) - step_s) if first else None
 
 
 def _first_steps(evidence: Evidence) -> list[Step]:
-    """First steps of epochs."""
+    """Return the first steps of epochs."""
     return [step for step in evidence.steps if step.epoch_start and step.arm in ("real", "warmup")]
 
 
 def _cold_s(evidence: Evidence) -> float:
-    """How much longer the first step of an epoch takes to train, whatever else is done between epochs."""
+    """Return how much longer training takes in the first step of an epoch, apart from work between epochs."""
     first, others = (
         [sum(step.phases_s.get(phase, 0.0) for phase in WRITES) for step in steps]
         for steps in (_first_steps(evidence), evidence.kept("real"))
@@ -92,11 +92,11 @@ def _cold_s(evidence: Evidence) -> float:
 
 
 def _start_s(loader: Loader) -> float:
-    """Mean seconds between two epochs that live workers would not need, in which these end and start."""
-    # the first batches of a new worker take it longer than they would take one that stays
+    """Return the mean seconds between two epochs that persistent workers would save."""
+    # a new worker's first batches take longer than those of a worker that stays
     batch_s = sum(spread.median_s for spread in (loader.fetch_s, loader.collate_s) if spread is not None)
     starts = [epoch.iter_s + max(0.0, epoch.first_wait_s - batch_s) for epoch in loader.epochs]
-    ends = [epoch.end_s for epoch in loader.epochs[1:]]  # none came before the first
+    ends = [epoch.end_s for epoch in loader.epochs[1:]]  # nothing came before the first
     return sum(starts) / len(starts) + (sum(ends) / len(ends) if ends else 0.0)
 
 

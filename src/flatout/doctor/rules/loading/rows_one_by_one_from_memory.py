@@ -43,8 +43,8 @@ from flatout.measure.evidence import Counterfactual, Evidence, Loader
 ARMS = ("whole-batches",)
 RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
-OF_THE_LOADER = ("FO101", "FO105", "FO106", "FO107")  # what else is said of the same wait
-AS_MUCH = 0.9  # of what another finding frees
+OF_THE_LOADER = ("FO101", "FO105", "FO106", "FO107")  # rules on the same wait
+AS_MUCH = 0.9  # of what the other finding frees
 
 
 def detect(evidence: Evidence) -> list[Finding]:
@@ -81,10 +81,10 @@ def _finding(evidence: Evidence, loader: Loader, whole: Counterfactual, *, share
 
 
 def explains_rows(finding: Finding, other: Finding) -> bool:
-    """Whether `other` says that rows are taken one by one, where `finding` speaks of the wait for them."""
+    """Return whether `other` says that rows are taken one by one, and `finding` reports their wait."""
     if other.code != RULE.code or finding.code not in OF_THE_LOADER or other.ceiling is None:
         return False
-    if finding.ceiling is None or finding.ceiling.kind == "cached":  # batches that cost nothing: no remedy
+    if finding.ceiling is None or finding.ceiling.kind == "cached":  # cached batches are not a remedy
         return True
     return _freed(other) >= AS_MUCH * _freed(finding)
 

@@ -134,9 +134,9 @@ def _fix(loader: Loader, *, cached: Counterfactual | None, workers: Counterfactu
 
 
 def _workers(cached: Counterfactual, *, cores: int) -> int:
-    """The fewest workers that hide the loading, and one to spare; the training process keeps a core.
+    """Return the fewest workers that hide the loading, and one to spare; the training process keeps a core.
 
-    Where they cannot hide it, the training process waits for them most of the time, and its core is theirs.
+    If they cannot hide it, the training process mostly waits for them, and they can use its core.
     """
     hiding = max(1, math.ceil(cached.speedup_high - 1))
     return cores if hiding >= cores else min(hiding + 1, max(1, cores - 1))

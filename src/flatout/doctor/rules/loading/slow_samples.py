@@ -51,8 +51,8 @@ RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("loader-workers", "prefetch-factor", "worker-threads")
 LEAST_SHARE = 1 - 1 / 1.3  # of the step
 FEWEST_SAMPLES = 20
-OF_THE_LOADER = ("FO101", "FO105")  # what else is said of the same wait
-OF_A_BATCH = ("FO103", "FO106", "FO110")  # what names a line that makes batches
+OF_THE_LOADER = ("FO101", "FO105")  # rules on the same wait
+OF_A_BATCH = ("FO103", "FO106", "FO110")  # rules that name a line that makes batches
 MOST_OF_IT = 0.8  # of the wait, in that line
 TOKENIZERS = ("transformers", "tokenizers", "sentencepiece", "tiktoken", "nltk", "spacy")
 DECODERS = ("PIL", "imageio", "skimage", "cv2")
@@ -60,13 +60,13 @@ DECODERS = ("PIL", "imageio", "skimage", "cv2")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HotFunction:
-    """A function that makes batches, and the line of it that was found most often."""
+    """A function that makes batches, and its line that most samples found."""
 
     place: Place
     samples: int
     line_samples: int
     all_samples: int
-    library: str | None  # that this line calls, in most looks
+    library: str | None  # called by this line in most samples
 
 
 def detect(evidence: Evidence) -> list[Finding]:
@@ -75,7 +75,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     findings = []
     for loader in evidence.loaders:
         if loading.has_room(loader, evidence.host.cores):
-            continue  # the line waits for storage, and more workers are the first thing to try
+            continue  # the line waits for storage, so try more workers first
         waiting = wait_share(evidence, loader) if loader.trains else None
         hot = _hot_function(loader)
         if waiting is None or hot is None:
@@ -115,9 +115,9 @@ def _hot_function(loader: Loader) -> HotFunction | None:
 
 
 def explains_samples(finding: Finding, other: Finding) -> bool:
-    """Whether `other`, of another rule, speaks of a line of the function that `finding` names.
+    """Return whether `other`, from another rule, names a line of the function that `finding` names.
 
-    A loader that no number of workers was seen to make faster is explained by the line that makes it slow.
+    If no number of workers made a loader faster, the line that makes it slow explains it.
     """
     if finding.code in OF_THE_LOADER and other.code in OF_A_BATCH:
         if finding.ceiling is not None and finding.ceiling.kind == "workers":
@@ -127,13 +127,13 @@ def explains_samples(finding: Finding, other: Finding) -> bool:
     if finding.code != RULE.code or other.code in (RULE.code, *OF_THE_LOADER) or not other.place:
         return False
     if other.ceiling is None and (other.share or 0.0) < MOST_OF_IT * (finding.share or 0.0):
-        return False  # a part of it, and nothing shows that the rest goes with it
+        return False  # it covers only a part, and nothing shows that the rest disappears with it
     place = finding.place
     return place is not None and (place.file, place.function) == (other.place.file, other.place.function)
 
 
 def _whole_function(evidence: Evidence, place: Place) -> Place:
-    """The first line of the function, where all of it was left out: the share is the function's."""
+    """Return the function's first line if the whole function was removed: the share is the function's."""
     blocks = [
         found.place
         for found in evidence.counterfactuals
@@ -144,7 +144,7 @@ def _whole_function(evidence: Evidence, place: Place) -> Place:
 
 
 def _fix(library: str | None) -> str:
-    """What makes such samples cheaper, by the library that they are made with."""
+    """Say what makes such samples cheaper, by the library that makes them."""
     root = (library or "").partition("/")[0]
     if root in TOKENIZERS:
         return "tokenise once before training (dataset.map, tokens in a file), or a whole batch at once"

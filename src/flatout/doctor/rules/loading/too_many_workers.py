@@ -51,7 +51,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def fewer_workers(evidence: Evidence, loader: Loader) -> Counterfactual | None:
-    """The steps of fewer workers, where they are the fastest that were tried."""
+    """Return the steps with fewer workers, if they are the fastest that were tried."""
     found = arm_at(evidence, ARMS[0], loader.place) if loader.trains else None
     if found is None or not isinstance(found.value, float) or found.speedup_low <= RESOLVABLE_SPEEDUP:
         return None

@@ -50,8 +50,8 @@ ARMS = ("trimmed",)
 RULE = title_of(__doc__, arms=ARMS)
 LEAST_POINTS = 0.10
 LEAST_SHARE = 0.05
-# What layers do to every position.  Elementwise work is left out: much of it belongs to loops, gradients
-# and the optimizer, and a share that is too small is only modest.
+# What layers do to every position.  Elementwise work is excluded: much of it belongs to loops, gradients and
+# the optimizer, and a share that is too small is merely modest.
 DENSE = ("matmul", "attention", "convolution", "normalisation")
 
 
@@ -60,7 +60,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _detect_shared(evidence: Evidence) -> list[Finding]:
-    """Padding at the end of all rows, which the samples bring along, so that nobody knows their lengths."""
+    """Find padding at the end of all rows, which samples bring along, so that real lengths are unknown."""
     trimmed = next((each for each in evidence.counterfactuals if each.label == ARMS[0]), None)
     if trimmed is None or trimmed.speedup_low < RESOLVABLE_SPEEDUP:
         return []
@@ -104,7 +104,7 @@ def _share_that_grows_with_positions(evidence: Evidence) -> float | None:
 
 
 def _positions_saved(lengths: Lengths) -> float:
-    """Of the positions computed as batched, the share that sorted batches would not have."""
+    """Return the share of the computed positions that sorted batches would not have."""
     if lengths.bucketed_share >= 1:
         return 0.0
     return 1 - (1 - min(lengths.padded_share, 1.0)) / (1 - lengths.bucketed_share)

@@ -1,1 +1,1 @@
-"""Rules of Python loops in the model: FO301 and on."""
+"""Rules on Python loops in the model: FO301 and up."""

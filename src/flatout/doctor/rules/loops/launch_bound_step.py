@@ -51,11 +51,11 @@ RULE = title_of(__doc__)
 ARMS = ("kernels",)
 TUNE = ("compile", "foreach-optimizer", "merged-groups")
 MODEL_PHASES = ("forward", "backward", "optimizer")
-LEAST_GAP_SHARE = 0.2  # of the step, in which the model's launches keep the GPU waiting
-BUSY = 0.7  # of the step, a GPU that is not waiting for launches
-EXPLAINED = 0.5  # of this cause, a finding that names a line
+LEAST_GAP_SHARE = 0.2  # of the step: the GPU waits for launches of the model
+BUSY = 0.7  # of the step: a busier GPU does not wait for launches
+EXPLAINED = 0.5  # of this cause, freed by a finding that names a line
 MOST_SHOWN = 3
-LOOPS = "FO3"  # codes of rules of loops in the model, which launch what they repeat
+LOOPS = "FO3"  # codes of rules on loops in the model, which launch what they repeat
 
 
 def detect(evidence: Evidence) -> list[Finding]:
@@ -75,13 +75,13 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _copies_beside_s(evidence: Evidence, kernels: Kernels) -> float:
-    """Copies that run while the host launches: kernels wait for them in the stream, launches or not."""
+    """Return the copies that run while the host launches: kernels wait for them, launches or not."""
     copies_s = sum(copy.total_s for copy in kernels.copies if copy.kind != "DtoD")
     return max(0.0, copies_s - (evidence.phase_s("transfer") or 0.0))
 
 
 def explains_launches(finding: Finding, other: Finding) -> bool:
-    """Whether `other` names lines that free much of what launching costs."""
+    """Return whether `other` names lines that free much of what launching costs."""
     if finding.code != RULE.code or other.code == RULE.code or finding.share is None or other.place is None:
         return False
     if other.ceiling is None:
@@ -90,7 +90,7 @@ def explains_launches(finding: Finding, other: Finding) -> bool:
 
 
 def _busy_s(kernels: Kernels) -> float | None:
-    """Seconds per step in which a kernel ran: the profiler makes steps longer, but not kernels."""
+    """Return the seconds per step in which a kernel ran: the profiler makes steps longer, but not kernels."""
     busy = kernels.busy_share
     if busy is None or kernels.gap_s is None or not kernels.num_kernels:
         return None

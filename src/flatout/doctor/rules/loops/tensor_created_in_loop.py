@@ -46,7 +46,7 @@ RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("one-gather", "one-tensor", "hoisted-constants")
 LEAST_CALLS = 10
 LEAST_SHARE = 0.02
-LEAST_OWN_SHARE = 0.005  # below it the creation is an occasion, not a cause
+LEAST_OWN_SHARE = 0.005  # below it the creation is not the cause
 
 
 def detect(evidence: Evidence) -> list[Finding]:
@@ -64,7 +64,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _idle_share(evidence: Evidence) -> float:
-    """The share of the step that the host can give back: while kernels run, its time is free."""
+    """Return the share of the step that the host can save: while kernels run, its time is free."""
     if not on_gpu(evidence) or evidence.kernels is None or evidence.kernels.busy_share is None:
         return 1.0
     return 1 - evidence.kernels.busy_share

@@ -1,1 +1,1 @@
-"""Rules of what is kept alive: FO501 and on."""
+"""Rules on what is kept alive: FO501 and up."""

@@ -62,11 +62,11 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _retained(memory: Memory) -> list[_Retained]:
-    """One entry per line that holds graphs.
+    """Return one entry per line that holds graphs.
 
-    A retained graph keeps its activations alive too, and they appear as growth at the model's lines:
-    victims, without a holder of their own.  So a line that holds is always preferred, and where none is
-    known, the largest growth speaks for all.
+    A retained graph also keeps its activations alive, and they appear as growth at the model's lines:
+    victims, without a holder of their own.  So a line that holds a graph always wins; if none is known, the
+    largest growth stands for all.
     """
     graphs = [graph for graph in memory.graphs if graph.nodes_per_step >= LEAST_NODES_PER_STEP]
     tensors = [
@@ -121,7 +121,7 @@ def _finding(evidence: Evidence, memory: Memory, retained: _Retained) -> Finding
         figures.append(f"{retained.nodes_per_step:.0f} more autograd nodes are alive after every step")
     if retained.bytes_per_step:
         figures.append(f"tensors held here with their graphs: {show_bytes(retained.bytes_per_step)} per step")
-    if memory.growth_bytes_per_step:  # a graph alone, whose tensors were freed by its backward, is no tensor
+    if memory.growth_bytes_per_step:  # a graph whose tensors its backward has freed shows no growth
         figures.append(
             f"all live tensors grow by {show_bytes(memory.growth_bytes_per_step)} per step "
             f"over {memory.num_steps} steps"

@@ -1,1 +1,1 @@
-"""Rules of what happens between the steps: FO801 and on."""
+"""Rules on what happens between the steps: FO801 and up."""

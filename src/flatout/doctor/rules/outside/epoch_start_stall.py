@@ -45,5 +45,5 @@ _detect = outside_rule(
 def detect(evidence: Evidence) -> list[Finding]:
     trained_on = [loader for loader in evidence.loaders if loader.trains]
     if trained_on and all(loader.num_workers and not loader.persistent_workers for loader in trained_on):
-        return []  # respawned-workers speaks of the same time
+        return []  # respawned-workers reports the same time
     return _detect(evidence)

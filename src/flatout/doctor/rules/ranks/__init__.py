@@ -1,1 +1,1 @@
-"""Rules of several processes that train together: FO701 and on."""
+"""Rules on several processes that train together: FO701 and up."""

@@ -39,7 +39,7 @@ from flatout.ground.units import show_bytes, show_share
 from flatout.measure.evidence import Evidence, Rank
 
 RULE = title_of(__doc__)
-SLOW = 0.5  # of what was to be expected
+SLOW = 0.5  # of the expected speed
 NO_ARM = "no arm gives a job another network"
 
 
@@ -53,7 +53,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _slow_nodes(nodes: dict[str, Rank]) -> list[Finding]:
-    """Nodes whose link promises less than those of the others."""
+    """Return nodes whose link is nominally slower than the others'."""
     speeds = {name: rank.link_bytes_per_s for name, rank in nodes.items() if rank.link_bytes_per_s}
     usual = median(speeds.values()) if len(speeds) > 1 else 0.0
     slow = sorted((name for name in speeds if speeds[name] < SLOW * usual), key=lambda name: speeds[name])

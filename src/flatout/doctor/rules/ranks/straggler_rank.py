@@ -73,7 +73,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _phase(rank: Rank, others: list[Rank]) -> tuple[str, float]:
-    """The phase in which a rank takes most more than the others, and how much."""
+    """Return the phase in which a rank exceeds the others most, and by how much."""
     more_s = {
         phase: seconds - median(other.phases_s.get(phase, 0.0) for other in others)
         for phase, seconds in rank.phases_s.items()

@@ -1,1 +1,1 @@
-"""Rules of calls that make the host wait for the GPU, and of debugging aids: FO221 and on."""
+"""Rules on calls that make the host wait for the GPU, and on debugging aids: FO221 and up."""

@@ -72,7 +72,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _fix(evidence: Evidence, vias: list[str]) -> str:
-    """Where a framework's own loop waits, it does so to log."""
+    """Choose the fix: a framework's own loop waits in order to log."""
     fix = "pass the argument that turns the library's check off, or call it less often"
     if not all(via.startswith(LOOPS) for via in vias):
         return fix

@@ -1,1 +1,1 @@
-"""Rules of training itself, met on the way: FO901 and on.  They cost no time, and have no ceiling."""
+"""Rules on training itself: FO901 and up.  These mistakes cost no time, so they have no ceiling."""

@@ -1,1 +1,1 @@
-"""Rules of transfers, waits, and the time between the phases: FO201 and on."""
+"""Rules on transfers, waits, and the time between the phases: FO201 and up."""

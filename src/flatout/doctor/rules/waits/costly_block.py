@@ -62,12 +62,12 @@ TUNE = ("progress-bars",)
 LEAST_SPEEDUP = 1.3
 LEAST_SHARE = 1 - 1 / LEAST_SPEEDUP  # of the step
 FEWEST_SAMPLES = 20
-# what the device needs at its best: a loop of the model that takes more is not its arithmetic
+# times what the device needs at its best: a loop of the model that takes more is not its arithmetic
 MANY_TIMES = 50
 COMPUTING = ("forward", "rest")
-MOST_OF_IT = 0.8  # of what a block frees, by another one inside it
-EXPLAINED = 0.5  # of what a block frees, by a finding inside it
-OF_THE_STEP = ("FO305",)  # what names a line and means the step
+MOST_OF_IT = 0.8  # of what a block frees, freed by another block inside it
+EXPLAINED = 0.5  # of what a block frees, freed by a finding inside it
+OF_THE_STEP = ("FO305",)  # rules that name a line but mean the whole step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,9 +98,9 @@ def _between_phases(evidence: Evidence) -> list[Finding]:
     samples = evidence.stacks.samples_by_phase.get("rest", 0)
     if samples < FEWEST_SAMPLES:
         return []
-    # Shares are of the step as it was timed: the looks slow the steps in which they are taken.
+    # Shares are of timed steps: sampling slows the steps in which it runs.
     rest_share = min(1.0, rest_s / step_s)
-    loss = set(evidence.stacks.differentiable)  # its lines are the model's, though no module is called there
+    loss = set(evidence.stacks.differentiable)  # its lines are the model's, though no module is called
     paths = [
         replace(path, places=tuple(_as_block(place, evidence.stacks) for place in path.places))
         for path in evidence.stacks.paths
@@ -114,7 +114,7 @@ def _between_phases(evidence: Evidence) -> list[Finding]:
         share = block.samples / samples * rest_share
         if proof.ceiling is not None:
             pays = proof.ceiling.speedup >= LEAST_SPEEDUP and _low(proof.ceiling) > RESOLVABLE_SPEEDUP
-        else:  # thin evidence is not enough where nothing was left out
+        else:  # thin evidence does not suffice if nothing was removed
             pays = not proof.refuted and at_least(block.samples, samples) * rest_share >= LEAST_SHARE
         if pays:
             findings.append(_finding(block, share=share, step_s=step_s, num=samples, proof=proof))
@@ -122,7 +122,7 @@ def _between_phases(evidence: Evidence) -> list[Finding]:
 
 
 def _proof(block: HeavyBlock, evidence: Evidence) -> ArmProof:
-    """The steps without a block, or else without the innermost statement that calls it."""
+    """Prove a block by steps without it, or without the innermost statement that calls it."""
     for place in (block.place, *reversed(block.callers)):
         if arm_at(evidence, ARMS[0], place) is not None:
             return prove(evidence, ARMS, place=place)
@@ -134,7 +134,7 @@ def _low(ceiling: Ceiling) -> float:
 
 
 def _as_block(place: Place, stacks: Stacks) -> Place:
-    """The outermost loop around a line that is not the training loop; the line itself where there is none."""
+    """Return the outermost loop around a line except the training loop, or the line itself."""
     trains = _lines_of_the_loop(stacks)
     for header in stacks.loops.get(str(place), ()):
         if (place.file, header) not in trains:
@@ -143,18 +143,18 @@ def _as_block(place: Place, stacks: Stacks) -> Place:
 
 
 def _lines_of_the_loop(stacks: Stacks) -> set[tuple[str, int]]:
-    """Lines, and loops around lines, that were on the stack in another phase: they hold the whole step."""
+    """Return lines, and loops around them, that were on the stack in another phase too: the training loop."""
     places = [place for path in stacks.paths if path.phase != "rest" for place in path.places]
     headers = {(place.file, header) for place in places for header in stacks.loops.get(str(place), ())}
     return headers | {place.at for place in places}
 
 
 def _loops_of_the_model(evidence: Evidence) -> list[Finding]:
-    """Loops of the model and the loss whose steps without them show more than arithmetic."""
+    """Find loops of the model and the loss that cost more than their arithmetic."""
     stacks, step_s = evidence.stacks, evidence.step_s
     if stacks is None or not step_s:
         return []
-    wasteful: dict[Place, Counterfactual] = {}  # by the loop; of the blocks in it the one that frees most
+    wasteful: dict[Place, Counterfactual] = {}  # by loop: its block that frees most
     for found in sorted(evidence.counterfactuals, key=lambda found: found.speedup):
         if found.kind in ARMS and found.place is not None and found.roofline_s is not None:
             ceiling = ceiling_of(found, evidence)
@@ -172,7 +172,7 @@ def _loops_of_the_model(evidence: Evidence) -> list[Finding]:
 
 
 def _is_over_layers(header: Place, stacks: Stacks, evidence: Evidence) -> bool:
-    """Whether a loop's time lies in modules that it calls once each: layers, one after the other."""
+    """Return whether a loop spends its time in modules that it calls once each: the layers."""
     inner = {call.place.at: call for call in evidence.inner_calls}
     samples = of_layers = 0
     for path in stacks.paths:
@@ -188,14 +188,14 @@ def _is_over_layers(header: Place, stacks: Stacks, evidence: Evidence) -> bool:
 
 
 def _is_inside(inner: Counterfactual, outer: Counterfactual, stacks: Stacks) -> bool:
-    """Whether most of what a block frees is freed by another one inside it."""
+    """Return whether a block inside it frees most of what a block frees."""
     if inner is outer or not encloses(outer, inner, stacks.paths):
         return False
     return 1 - 1 / inner.speedup >= MOST_OF_IT * (1 - 1 / outer.speedup)
 
 
 def _loop_around(found: Counterfactual, stacks: Stacks) -> Place | None:
-    """The outermost loop inside a block, or else around its call, that most looks at the block were in."""
+    """Return the outermost loop inside a block, or around its call, that holds most samples of the block."""
     trains = {
         (place.file, header)
         for path in stacks.paths
@@ -221,14 +221,14 @@ def _loop_around(found: Counterfactual, stacks: Stacks) -> Place | None:
 
 
 def _loops(place: Place, stacks: Stacks) -> list[Place]:
-    """The first lines of the loops around a line, outermost first."""
+    """Return the first lines of the loops around a line, outermost first."""
     return [replace(place, line=line) for line in stacks.loops.get(str(place), ())]
 
 
 def heavy_blocks(
     paths: Sequence[StackPath], *, least: float, callers: tuple[Place, ...] = ()
 ) -> Iterator[HeavyBlock]:
-    """The innermost lines that hold at least `least` samples each."""
+    """Return the innermost lines that hold at least `least` samples each."""
     depth = len(callers)
     at: Counter[Place] = Counter()
     for path in paths:
@@ -245,7 +245,7 @@ def heavy_blocks(
 
 
 def explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
-    """Whether `other`, of another rule, speaks of the block that `finding` names or of a line inside it."""
+    """Return whether `other`, from another rule, names the block of `finding` or a line inside it."""
     if finding.code != RULE.code or other.code == RULE.code or other.place is None or evidence.stacks is None:
         return False
     arm = finding.ceiling.arm if finding.ceiling is not None else None

@@ -38,7 +38,7 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence
 
-ARMS = ("knock-out", "reads-free")  # the work on the host goes, too
+ARMS = ("knock-out", "reads-free")  # the work on the host disappears too
 RULE = title_of(__doc__, arms=ARMS)
 SYNC_IN_STEP = "FO202"
 BACK = frozenset(("cpu", "numpy", "tolist", "to", "__array__"))
@@ -75,5 +75,5 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def explains_read(finding: Finding, other: Finding) -> bool:
-    """Whether `other` says what becomes of the tensor that `finding` says is read."""
+    """Return whether `other` says what happens to the tensor that `finding` reports as read."""
     return finding.code == SYNC_IN_STEP and other.code == RULE.code and finding.place == other.place

@@ -49,9 +49,9 @@ ARMS = ("garbage-off",)
 TUNE = ("garbage-every",)
 LEAST_SHARE = 0.05
 ASKED = 0.5  # of the pauses, by calls of gc.collect
-OFTEN = 0.5  # of the steps: what pauses fewer of them is in some blocks of steps and not in others
+OFTEN = 0.5  # of the steps: rarer pauses hit some blocks of steps and miss others
 FEWEST_STEPS = 4
-FEWEST_PAUSES = 2  # steps with pauses, where these are rare: one says nothing about how often they come
+FEWEST_PAUSES = 2  # steps with pauses, if these are rare: a single one does not show how often they come
 
 
 def detect(evidence: Evidence) -> list[Finding]:
@@ -62,7 +62,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     if share is None or share < LEAST_SHARE:
         return []
     asked = garbage.asked_s >= ASKED * garbage.pauses_s
-    # a collection that is asked for also leaves cold caches behind, which no pause shows
+    # a requested collection also leaves cold caches, which no pause shows
     proof = prove(evidence, ARMS, observed_share=None if asked else share)
     rare = FEWEST_PAUSES <= garbage.num_paused < OFTEN * garbage.num_steps
     if proof.refuted or (proof.ceiling is None and not asked and not rare):
@@ -85,7 +85,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def explains_pauses(finding: Finding, other: Finding) -> bool:
-    """Whether `other` was measured to cost as much as pauses whose cost was not: it may make the garbage."""
+    """Return whether `other` was measured to cost as much as unmeasured pauses: it may make the garbage."""
     if finding.code != RULE.code or finding.ceiling or finding.place or other.ceiling is None:
         return False
     return 1 - 1 / other.ceiling.speedup >= (finding.share or 0.0)

@@ -65,7 +65,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _logging_line(path: StackPath, evidence: Evidence) -> Place | None:
-    """The innermost line of the user's, where it prints or calls a package that logs."""
+    """Return the user's innermost line if it prints or calls a package that logs."""
     place = path.places[-1]
     package = (path.library or "").partition("/")[0]
     if package in LOGGERS or (path.library or "").startswith(TENSORBOARD):

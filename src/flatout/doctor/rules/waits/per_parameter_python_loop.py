@@ -64,7 +64,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _loop(path: StackPath, evidence: Evidence) -> Place | None:
-    """The first line of the loop over parameters that a path lies in."""
+    """Return the first line of the loop over parameters that a path lies in."""
     loops = evidence.stacks.loops if evidence.stacks is not None else {}
     for place in reversed(path.places):
         for line in reversed(loops.get(str(place), ())):
@@ -74,7 +74,7 @@ def _loop(path: StackPath, evidence: Evidence) -> Place | None:
 
 
 def _header(source: dict[str, str], line: int) -> str:
-    """A loop's header as one line, also where it is written over several."""
+    """Return a loop's header as one line, even if it spans several."""
     header = ""
     for number in range(line, line + MOST_HEADER_LINES):
         header += source.get(str(number), "").partition("#")[0].rstrip()

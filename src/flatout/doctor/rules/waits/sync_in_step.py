@@ -65,7 +65,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 def waiting_lines(
     evidence: Evidence, chosen: Callable[[Site], bool], *, least_calls: float
 ) -> Iterator[tuple[CodeLine, float]]:
-    """Chosen lines that wait for the GPU so often in a step, and its idle share after these waits."""
+    """Return the lines that wait for the GPU this often per step, and the idle share after these waits."""
     kernels = evidence.kernels
     if not on_gpu(evidence) or kernels is None:
         return
@@ -83,7 +83,7 @@ def waiting_lines(
 
 
 def gaps_after_waits(evidence: Evidence) -> str:
-    """How long the GPU idles after waits, in words."""
+    """Say how long the GPU idles after waits."""
     assert evidence.kernels is not None
     gaps, profiled = (show_seconds(each) for each in (evidence.kernels.sync_gap_s, evidence.kernels.step_s))
     return f"gaps after a wait: {gaps} of a profiled step of {profiled}"
