@@ -271,7 +271,7 @@ def line_naming(path: str, names: tuple[str, ...]) -> int | None:
 
 
 def _library_roots() -> tuple[str, ...]:
-    """Folders of installed code, longest first, each ending in a separator."""
+    """Return the folders of installed code, longest first, each ending in a separator."""
     paths = sysconfig.get_paths()
     roots = {paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")}
     roots.add(os.path.dirname(os.__file__))

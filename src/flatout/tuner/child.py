@@ -1,7 +1,7 @@
 """The process that runs the script, which replaces it as `__main__`.
 
-Treatments are installed as the script imports torch.  In a trial the meter counts steps, ends the script when
-it has enough, and writes what it saw; the script's own files go to a folder of the trial.
+Treatments are installed when the script imports torch.  In a trial the meter counts steps, ends the script
+when it has enough, and writes what it saw; the script's own files go to a folder of the trial.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ MODULE = "flatout.tuner.child"
 class TrialOptions:
     """How a trial measures."""
 
-    result: str  # the file for what the meter saw
-    scratch: str  # the folder for what the script writes
+    result: str  # the file for the meter's result
+    scratch: str  # the folder for the script's writes
     warmup: int  # steps before the first block
     blocks: int
     block_steps: int
     checked: tuple[int, ...]  # steps, from 1, whose gradients and parameters are hashed
     first_step: str | None = None  # a file for the gradients and changes of the first step
-    all_batches: bool = False  # every batch is hashed, where times do not count
-    same_random: bool = False  # compiled code draws as eager code does
-    fixed_samples: bool = False  # a dataset draws the same for a sample in any process
-    plain: bool = False  # without dropout, for the comparison of gradients
-    double: bool = False  # in 64 bits: what the gradients should be
-    nudge: bool = False  # the weights changed in their last bit: what rounding alone does
+    all_batches: bool = False  # hash every batch, if times do not count
+    same_random: bool = False  # compiled code draws the random numbers of eager code
+    fixed_samples: bool = False  # a dataset draws the same numbers for a sample in any process
+    plain: bool = False  # without dropout, to compare gradients
+    double: bool = False  # in 64 bits, to get the true gradients
+    nudge: bool = False  # change the weights in their last bit, to see what rounding alone does
     counts: bool = False  # count launches, waits and bytes of the first block's steps
     seed: int = 0  # added to every seed that the script sets
     arms: tuple[Dose, ...] = ()  # switched in blocks of this run, instead of `blocks`
@@ -52,7 +52,7 @@ class ChildOptions:
     command: tuple[str, ...]
     module: bool
     doses: tuple[Dose, ...] = ()
-    texts: dict[str, str] = field(default_factory=dict)  # file -> its patched text's file
+    texts: dict[str, str] = field(default_factory=dict)  # file -> the file of its patched text
     trial: TrialOptions | None = None
     parent: int | None = None
 

@@ -1,7 +1,7 @@
-"""Whether a treated job computes what the job does: runs what the comparison needs, and asks for the verdict.
+"""Does a treated job compute what the job does?  Run what the comparison needs, and ask for the verdict.
 
-A treatment is compared with the job under those lossy treatments that were kept before it: what they changed
-has been judged already.
+A treatment is compared with the job under the lossy treatments kept before it: their changes have already
+been judged.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SEEDS = 8
 NUDGED = {"nudge": True}
 WITHOUT_DROPOUT = {"plain": True}
 FIXED = "fixed_samples"
-COMPILES = ("compile",)  # treatments whose code draws random numbers of its own
+COMPILES = ("compile",)  # treatments whose code draws its own random numbers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """What was found of the numbers, and how."""
+    """What was found about the numbers, and how."""
 
     answer: Literal["right", "wrong numbers", "failed", "undecided"]
     reason: str
@@ -45,12 +45,12 @@ def _right(reason: str) -> Judgement:
 
 
 def of_seed(seed: int) -> dict[str, Any]:
-    """What a trial of a lossy treatment is told: losses of some dozens of steps do not show a stale batch."""
+    """Return the options of a lossy trial: some dozens of losses do not show a stale batch."""
     return {"seed": seed, "all_batches": True}
 
 
 def regroups(doses: Sequence[Dose]) -> bool:
-    """Whether a step's samples make other batches under these treatments."""
+    """Return whether a step's samples form other batches under these treatments."""
     return any(treatment_of(dose).regroups for dose in doses)
 
 
@@ -60,22 +60,22 @@ class Numbers:
     def __init__(
         self, trials: Trials, runs: Sequence[TrialResult], *, is_half: bool = False, by_step: bool = False
     ) -> None:
-        """`runs` are those of the job against itself; `by_step` they are compared without dropout."""
+        """Take the `runs` of the job against itself; with `by_step`, compare without dropout."""
         self.trials, self._is_by_step = trials, by_step
         self.plain = runs[0]
         self.reproducible = all(verdict.is_reproducible(self.plain, run) for run in runs[1:])
         self.begins_alike = all(verdict.repeats_first_step(self.plain, run) for run in runs[1:])
         self._is_half = is_half or any(each in verdict.HALF for each in self.plain.formats)
-        self._lossy: tuple[Dose, ...] = ()  # of those that were kept
+        self._lossy: tuple[Dose, ...] = ()  # of the kept treatments
         self._others = list(runs[1:])
         self._keep_nudged(self._run_all([((), NUDGED)])[0])
         self._first: dict[str, tuple[Path, TrialResult]] = {}
         self._bases: dict[tuple[Dose, ...], TrialResult] = {}
-        self._by_step: Numbers | None = None  # for treatments that cut a step into other batches
+        self._by_step: Numbers | None = None  # for treatments that split a step into other batches
 
     @property
     def envelope(self) -> float:
-        """By how much of the loss runs of the job differ, at most: by themselves, and after a last bit."""
+        """How far losses of the job's own runs differ, as a share of the loss, also after a last bit."""
         return max(
             abs(other - one) / max(abs(one), 1e-12)
             for run in self.nudged
@@ -93,7 +93,7 @@ class Numbers:
         return judged
 
     def _numbers_by_step(self) -> Numbers:
-        """The same job, compared by the sums of each step's losses: other batches draw other masks."""
+        """Return a judge that compares the sums of each step's losses: other batches draw other masks."""
         if self._by_step is None:
             runs = self.trials.run_all([((), WITHOUT_DROPOUT)] * 2)
             self._by_step = Numbers(
@@ -121,9 +121,9 @@ class Numbers:
         return _right("gradients are as close to 64 bits as the job's, and losses differ only by rounding")
 
     def _judge_with_fixed_samples(self, treatment: Treatment, kept: Sequence[Dose], dose: Dose) -> Judgement:
-        """Other processes draw other random numbers; all else is the same if it is so where they draw alike.
+        """Judge with random numbers fixed per sample: other processes draw others; the rest must be equal.
 
-        Where it is, trials draw alike from here on.
+        If it is, later trials draw alike too.
         """
         before = dict(vars(self))
         self.trials.always = {FIXED: True}
@@ -135,7 +135,7 @@ class Numbers:
         return judged
 
     def _judge_exact(self, kept: Sequence[Dose], treated: TrialResult) -> Judgement | None:
-        """Bit for bit; None where the job's own runs or what was kept before allow only for rounding."""
+        """Compare bit for bit; None if the job's own runs or kept treatments allow only for rounding."""
         if not self.reproducible:
             if not self.begins_alike or any(treatment_of(each).safety != "exact" for each in kept):
                 return None
@@ -152,7 +152,7 @@ class Numbers:
         return _wrong(reason) if only_exact else None
 
     def _base(self, kept: Sequence[Dose]) -> TrialResult:
-        """The job under what was kept."""
+        """Return the job under the kept treatments."""
         if tuple(kept) not in self._bases:
             self._bases[tuple(kept)] = self._run(kept)
         return self._bases[tuple(kept)]
@@ -184,7 +184,7 @@ class Numbers:
     # -- what it is compared with
 
     def _refer_to(self, lossy: tuple[Dose, ...]) -> None:
-        """Take the job under lossy treatments for the job."""
+        """Take the job under these lossy treatments as the reference."""
         if lossy != self._lossy:
             self._lossy, self._is_half = lossy, True
             self._refer_again()
@@ -206,7 +206,7 @@ class Numbers:
         self._first.pop("treated", None)
         asked = {"plain": (self._lossy, False), "treated": (doses, False), "exact": (self._lossy, True)}
         asked = {name: each for name, each in asked.items() if name not in self._first}
-        wide = {name: each for name, each in asked.items() if each[1]}  # which want twice the memory
+        wide = {name: each for name, each in asked.items() if each[1]}  # these need twice the memory
         found = self._first_steps({name: each for name, each in asked.items() if not each[1]})
         found |= self._first_steps(wide)
         for name, (path, run) in found.items():
@@ -223,7 +223,7 @@ class Numbers:
     def _first_steps(
         self, asked: dict[str, tuple[Sequence[Dose], bool]]
     ) -> dict[str, tuple[Path, TrialResult]]:
-        """Run first steps without dropout, some in 64 bits, by name: their files and what was seen."""
+        """Run first steps without dropout, some in 64 bits; return their files and results by name."""
         paths = {name: self.trials.folder / f"{name}.safetensors" for name in asked}
         for path in paths.values():
             path.unlink(missing_ok=True)
@@ -268,7 +268,7 @@ class Numbers:
     def _paired_seeds(
         self, kept: Sequence[Dose], doses: Sequence[Dose]
     ) -> Iterator[tuple[TrialResult, TrialResult]]:
-        """Runs without and with a treatment, seed by seed; as many at once as may run beside each other."""
+        """Run without and with a treatment, seed by seed; as many at once as may run beside each other."""
         num_at_once = max(1, self.trials.at_once // 2)
         for first in range(0, SEEDS, num_at_once):
             seeds = range(first, min(SEEDS, first + num_at_once))

@@ -1,4 +1,4 @@
-"""The models that a script trains, met at their first call."""
+"""Find the models that a script trains, at their first call."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def on_first_call(
 ) -> None:
     """Call `act(module)` before the first call of each outermost module with trainable parameters.
 
-    Modules that are called inside another one are part of it.  `change` gives what such a module is called
-    with, each time.
+    Modules that are called inside another one are part of it.  `change` replaces the inputs of such a module
+    at every call.
     """
     from torch import nn
 

@@ -21,7 +21,7 @@ from flatout.tuner.results.prescription import FILE, Prescription, load_prescrip
 
 
 def run(command: Sequence[str], *, module: bool, prescription: Path | None) -> NoReturn:
-    """Replace this process by the script: its number, terminal, signals and exit code are its own."""
+    """Replace this process by the script, which keeps its process id, terminal, signals and exit code."""
     path = prescription or Path(FILE)
     if not path.is_file():
         raise BadInput(f"there is no prescription at {path}", hint=f"flatout tune {command[0]} writes one")
@@ -36,7 +36,7 @@ def run(command: Sequence[str], *, module: bool, prescription: Path | None) -> N
 
 
 def announce_patches(prescription: Prescription) -> list[str]:
-    """A line for each patch that the file on the disk does not have."""
+    """Return a line for each patch that the file on disk does not have."""
     said = []
     for patch in prescription.patches:
         try:
@@ -51,7 +51,7 @@ def announce_patches(prescription: Prescription) -> list[str]:
 
 
 def announce(prescription: Prescription, command: Sequence[str]) -> str:
-    """One line: what is applied, what it gained, and whether that was on this machine."""
+    """Say in one line what is applied, what it gained, and whether that was on this machine."""
     if not prescription.treatments:
         return "flatout.toml holds no treatment; the script runs as it is"
     words = ", ".join(str(dose) for dose in prescription.doses())

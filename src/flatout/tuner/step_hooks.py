@@ -1,7 +1,7 @@
-"""Calls before and after every optimizer's step, which may come and go while a step is under way.
+"""Calls before and after every optimizer step that may be added and removed during a step.
 
-torch's own hooks may not: its list is walked as they are called.  So this module has one pair of them for
-the whole process, and a list of its own.
+torch's own hooks may not: torch iterates its list while it calls them.  So this module installs one pair of
+hooks for the whole process and keeps a list of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _is_installed = False
 
 
 def around_steps(patches: Patches, *, before: Call | None = None, after: Call | None = None) -> None:
-    """Call `before` and `after` each optimizer's step, until `patches` are undone."""
+    """Call `before` and `after` around each optimizer's step, until `patches` are undone."""
     _install()
     for calls, call in ((_before, before), (_after, after)):
         if call is not None:

@@ -1,12 +1,12 @@
-"""A treatment: how a job can run differently without a change of its code.
+"""A treatment: how to run a job differently without changing its code.
 
 A module below `treatments` holds one `TREATMENT`.  It proposes values for a job whose Evidence is known, and
 installs one of them in the job's process before the script starts.  Its safety says how its numbers are
 checked: `exact` ones must be equal, `reordered` ones differ by rounding, `lossy` ones are tried on request.
 
-One that can be turned on and off between two steps has a `switch`: it is tried in alternating blocks of one
-run, beside others, at a tenth of the price.  `reversible(install)` is one for an install whose patches undo
-all that it does, in a job that is under way.
+A treatment that can be turned on and off between two steps has a `switch`: it is tried in alternating blocks
+of one run, beside others, at a tenth of the price.  `reversible(install)` makes one from an install that
+works in a running job and whose patches undo all of it.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Case:
 
     @property
     def own_step_s(self) -> float | None:
-        """A step without its wait for a batch, which another treatment may take away."""
+        """The seconds of a step without its wait for a batch, which another treatment may remove."""
         step_s = self.evidence.step_s
         return None if step_s is None else step_s - (self.evidence.phase_s("wait") or 0.0)
 
 
 class Switch(Protocol):
-    """A treatment in a job under way, turned on and off on the training thread, between steps."""
+    """A treatment in a running job, turned on and off on the training thread, between steps."""
 
     def on(self) -> None: ...
 
@@ -54,7 +54,7 @@ class Switch(Protocol):
 
 
 class _Reinstalled:
-    """Installed anew each time, and undone."""
+    """Installs a treatment each time it is turned on, and undoes it."""
 
     def __init__(self, install: Callable[[Patches, Value], None], value: Value) -> None:
         self._install, self._value, self._patches = install, value, Patches()
@@ -67,7 +67,7 @@ class _Reinstalled:
 
 
 def reversible(install: Callable[[Patches, Value], None]) -> Callable[[Patches, Value], Switch]:
-    """Make a switch of an install that works at any time and whose patches undo all of it."""
+    """Make a switch from an install that works at any time and whose patches undo all of it."""
     return lambda _patches, value: _Reinstalled(install, value)
 
 
@@ -75,18 +75,18 @@ def reversible(install: Callable[[Patches, Value], None]) -> Callable[[Patches, 
 class Treatment:
     """One way to run a job differently."""
 
-    propose: Callable[[Case], Sequence[Value]]  # the likeliest first; none where it is not for this job
+    propose: Callable[[Case], Sequence[Value]]  # the likeliest first; none if it does not suit this job
     install: Callable[[Patches, Value], None]
     summary: str  # what it does, as a sentence without its full stop
     _: KW_ONLY
     safety: FixSafety
-    name: str = ""  # that of its file, where none is given
-    # made before the script starts, off; None where only a process of its own shows what it does
+    name: str = ""  # that of its file, if none is given
+    # made before the script starts, off; None if only a separate process shows its effect
     switch: Callable[[Patches, Value], Switch] | None = None
-    changes_batches: bool = False  # its batches are not the job's, and the losses judge that
-    regroups: bool = False  # a step's samples make other batches: its losses count as one
+    changes_batches: bool = False  # its batches differ from the job's; the losses judge that
+    regroups: bool = False  # a step's samples form other batches: its losses count as one
     redraws: bool = False  # a dataset that draws random numbers draws others
-    moves_reads: bool = False  # the script reads its numbers at other times, and that is the point
+    moves_reads: bool = False  # the script reads its numbers at other times, by design
 
     def __post_init__(self) -> None:
         file = self.install.__module__.rpartition(".")[2]
@@ -94,13 +94,13 @@ class Treatment:
 
     @property
     def rules(self) -> tuple[str, ...]:
-        """Names of the rules whose cause it takes away: their ceiling is its own."""
+        """Names of the rules whose cause it removes: their ceiling is its own."""
         return tuple(rule.name for rule in all_rules() if self.name in rule.tune)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Dose:
-    """A treatment and the value it is given with."""
+    """A treatment with its value."""
 
     name: str
     value: Value
@@ -111,7 +111,7 @@ class Dose:
 
 @functools.cache
 def all_treatments() -> dict[str, Treatment]:
-    """Every treatment by its name."""
+    """Return every treatment by name."""
     package = importlib.import_module("flatout.tuner.treatments")
     modules = [
         module.name
@@ -127,7 +127,7 @@ def treatment_of(dose: Dose) -> Treatment:
     known = all_treatments()
     if dose.name in known:
         return known[dose.name]
-    from flatout.tuner.patches.patch import all_patches  # libcst is imported where a patch is named
+    from flatout.tuner.patches.patch import all_patches  # import libcst only if a patch is named
 
     patch = all_patches().get(dose.name)
     if patch is None:

@@ -1,7 +1,7 @@
 """Runs of the script, each in a process of its own.
 
-A trial is one run of the script under some treatments, until enough steps were timed: out of memory, a crash
-or a hang costs that trial and nothing else.
+A trial is one run of the script under some treatments, until enough steps were timed: running out of memory,
+a crash or a hang costs only that trial.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from flatout.tuner.trial.meter import TrialResult
 HANGS = 4.0  # a trial that takes this many times as long as the first one hangs
 MOST_ERROR = 300
 NO_MEMORY = "OutOfMemoryError"
-ENDS_S = 0.2  # between two looks at trials that are ended
+ENDS_S = 0.2  # between two looks at trials that are being ended
 
 Run = tuple[Sequence[Dose], dict[str, Any]]  # a trial: treatments, and fields of TrialOptions
 
@@ -43,7 +43,7 @@ Unit = tuple[tuple[tuple[Dose, ...], dict[str, Any]], ...]
 
 
 def pair_of(first: Sequence[Dose], second: Sequence[Dose]) -> Unit:
-    """Two runs that are compared by their times."""
+    """Return two runs that are compared by time."""
     return (tuple(first), {}), (tuple(second), {})
 
 
@@ -58,12 +58,12 @@ class TrialPlan:
 
     @property
     def num_steps(self) -> int:
-        """Warm-up, blocks, and a last step that is compared."""
+        """Warm-up, blocks, and a last step to compare."""
         return self.warmup + self.blocks * self.block_steps + 1
 
 
 def hint_of(run: TrialResult, plan: TrialPlan) -> str:
-    """What to do about a job whose own runs cannot be judged."""
+    """Say what to do about a job whose own runs cannot be judged."""
     if run.ended in ("crashed", "killed"):
         return "try it without flatout: it must run for some dozens of steps"
     if not run.num_steps:
@@ -92,9 +92,9 @@ class Trials:
         self.command, self.module, self.plan, self.on_progress = tuple(command), module, plan, on_progress
         self.journal = journal
         self.num_run = 0
-        self.always: dict[str, Any] = {}  # fields of TrialOptions that all trials are told
+        self.always: dict[str, Any] = {}  # fields of TrialOptions for all trials
         self.at_once = 1  # trials whose times do not count
-        self._started: set[subprocess.Popen[bytes]] = set()  # that did not end yet
+        self._started: set[subprocess.Popen[bytes]] = set()  # and not ended yet
         self._one_writes = threading.Lock()
 
     @functools.cached_property
@@ -109,7 +109,7 @@ class Trials:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
-        """One run of the script; `changes` are fields of TrialOptions."""
+        """Run the script once; `changes` are fields of TrialOptions."""
         changes = {**self.always, **changes}
         if self.journal is None or "first_step" in changes:  # which leaves a file, gone with the folder
             return self._run(doses, **changes)
@@ -124,24 +124,24 @@ class Trials:
         return found
 
     def run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
-        """Two runs of the script, one after the other on one machine."""
+        """Run the script twice, one after the other on one machine."""
         return self.run(first), self.run(second)
 
     def run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
-        """Runs whose numbers are compared and not their times: `at_once` of them beside each other."""
+        """Run trials whose numbers are compared but not their times, `at_once` of them beside each other."""
         if self.at_once == 1 or len(runs) == 1:
             return [self.run(doses, **changes) for doses, changes in runs]
         pool = ThreadPoolExecutor(self.at_once)
         asked = [pool.submit(self.run, doses, **changes) for doses, changes in runs]
         try:
             found = [each.result() for each in asked]
-        finally:  # after an interrupt nothing more is begun, and what runs is ended
+        finally:  # after an interrupt, start nothing more and end what runs
             pool.shutdown(wait=False, cancel_futures=True)
             while not all(each.done() for each in asked):
                 for process in list(self._started):
                     _end_group(process)
                 wait(asked, timeout=ENDS_S)
-        return [  # what found no memory beside the others runs again, alone
+        return [  # trials that ran out of memory beside the others run again, alone
             self.run(doses, **changes) if NO_MEMORY in (result.error or "") else result
             for (doses, changes), result in zip(runs, found, strict=True)
         ]
@@ -158,7 +158,7 @@ class Trials:
         """Take note that trials expected under a label, or all of them, are no longer needed."""
 
     def machine(self, evidence: Evidence) -> Machine:
-        """The machine that the trials run on."""
+        """Return the machine that the trials run on."""
         return machine_of(evidence)
 
     def _run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
@@ -195,7 +195,7 @@ class Trials:
                     command = start_command(self.child, json.dumps(encode(options)))
                     started.append(_start(command, output, variables))
                     self._started.add(started[-1])
-                process = started[0]  # which speaks for all
+                process = started[0]  # it speaks for all
                 process.wait(timeout=limit_s)
                 error = None
             except subprocess.TimeoutExpired:
@@ -225,7 +225,7 @@ def launches(ranks: int) -> list[dict[str, str]]:
 
 
 def _of_rank(child: ChildOptions, rank: int, own: Path) -> ChildOptions:
-    """The first rank's result is that of the trial; others have files of their own."""
+    """Give the first rank the trial's result file, and the others files of their own."""
     if rank == 0 or child.trial is None:
         return child
     first_step = child.trial.first_step and str(own / f"first_step.{rank}")
@@ -240,12 +240,12 @@ def _start(command: list[str], output: IO[bytes], variables: dict[str, str]) -> 
         stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        env={"PYTHONHASHSEED": "0", **os.environ, **variables},  # the order of sets is that of every run
+        env={"PYTHONHASHSEED": "0", **os.environ, **variables},  # sets have the same order in every run
     )
 
 
 def _patched(doses: Sequence[Dose], folder: Path) -> dict[str, str]:
-    """Write the texts that stand in for the user's files: file -> its text's file."""
+    """Write the texts that replace the user's files; map each file to its text's path."""
     if all(dose.name in all_treatments() for dose in doses):
         return {}
     from flatout.tuner.patches.patch import write_texts

@@ -1,16 +1,16 @@
 """Whether a treatment pays, and whether its numbers are right.
 
-**Time.**  Trials of two arms alternate, and the ratio of each pair is one value: what differs from process to
-process is in it.  The interval is Student's t over the logarithms of the ratios.  A treatment is kept when
-the lower end lies above 1.03; one whose upper end lies below is dropped; others get more pairs.  A treatment
-that can be switched has its interval from blocks of one run.
+**Time.**  Trials of two arms alternate, and the ratio of each pair is one value, which includes the
+differences between processes.  The interval is Student's t over the logarithms of the ratios.  A treatment is
+kept if the lower end lies above 1.03 and dropped if the upper end lies below; others get more pairs.  A
+treatment that can be switched gets its interval from blocks of one run.
 
 **Numbers.**  Exact treatments have the batches, losses, gradients and parameters of the job, bit for bit.
-Reordered ones are compared at the first step, from the same weights and batch, with a run in 64 bits: an
+Reordered ones are compared at the first step, from the same weights and batch, with a run in 64 bits: the
 error of a parameter's gradient or change may be twice that of the job itself, three times in half precision.
 Then their losses must stay as near to the job's as those of a job whose weights were changed in the last bit:
 rounding does that much.  Lossy ones are compared by the length of the first step and by the losses of paired
-seeds, with margins that are fixed beforehand.  What could not be compared has not passed.
+seeds, with margins fixed in advance.  What could not be compared has not passed.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from flatout.tuner.trial.switched import ArmResult
 
 FEWEST_PAIRS, MOST_PAIRS = 3, 6
 MARGIN = 0.002  # of the loss, for lossy treatments
-STEP_MARGIN = 0.02  # of the length of the first step, for the same
-ERROR_FACTOR, HALF_ERROR_FACTOR = 2.0, 3.0  # of the job's own error against 64 bits
+STEP_MARGIN = 0.02  # of the length of the first step, also for lossy treatments
+ERROR_FACTOR, HALF_ERROR_FACTOR = 2.0, 3.0  # times the job's own error against 64 bits
 HALF = ("float16", "bfloat16")
-SAME_LOSS = 0.02  # of the first loss, by which a run in 64 bits may differ from the job
-ERROR_FLOOR = 1e-6  # relative: below it both are exact for our purposes
-CHANGE_FLOOR = 1e-5  # the same of a step: Adam's divides gradients by their size, those near zero too
-DROPOUT_FACTOR = 10.0  # of that floor, from which on dropout is seen in a loss
+SAME_LOSS = 0.02  # of the first loss: how far a run in 64 bits may differ from the job
+ERROR_FLOOR = 1e-6  # relative: below it both count as exact
+CHANGE_FLOOR = 1e-5  # the same for a step: Adam divides gradients by their size, those near zero too
+DROPOUT_FACTOR = 10.0  # times ERROR_FLOOR: a larger effect on a loss shows dropout
 ENVELOPE_FACTOR = 10.0
 ENVELOPE_FLOOR = 1e-5  # of the loss
-LAST_SHARE = 0.25  # of the losses, which a lossy treatment is judged by
+LAST_SHARE = 0.25  # of the losses, to judge a lossy treatment by
 # Student's t, two-sided 95 %, by degrees of freedom; and one-sided.
 T_TWO = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.201}
 T_ONE = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833, 11: 1.796}
@@ -59,7 +59,7 @@ class Gain:
 
     @property
     def is_none(self) -> bool:
-        """Whether it gains too little: to drop a treatment takes less proof than to keep it."""
+        """Whether it gains too little: dropping a treatment takes less proof than keeping it."""
         return self.num_pairs >= 2 and (self.high < LEAST_GAIN or self.best < LEAST_GAIN)
 
     @property
@@ -84,9 +84,9 @@ def gain_of(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> Gain:
 
 
 def gains_of_arms(arms: Sequence[ArmResult]) -> tuple[dict[str, Gain], Gain | None]:
-    """What switched treatments showed, by label, and what the arm that changes nothing did.
+    """Return the gains of switched treatments by label, and that of the arm that changes nothing.
 
-    No interval is narrower than that of nothing: on a busy machine few blocks may agree by chance.
+    No interval is narrower than that of the empty arm: on a busy machine few blocks may agree by chance.
     """
     noise = next((_gain_of_arm(arm) for arm in arms if arm.label == Same.label), None)
     found = {arm.label: _gain_of_arm(arm) for arm in arms if arm.label != Same.label}
@@ -113,18 +113,18 @@ def smallest_gain(noise: Gain, *, num_pairs: int = MOST_PAIRS) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobGain:
-    """What a treatment costs before the first block, and when that has paid."""
+    """What a treatment costs before the first block, and when that has paid off."""
 
-    extra_s: float  # more than the job's own start takes
-    pays_after: int | None  # steps; None where it never does
-    ratio: float | None = None  # of the whole job, where its number of steps is known
+    extra_s: float  # beyond the job's own start
+    pays_after: int | None  # steps; None if it never does
+    ratio: float | None = None  # of the whole job, if its number of steps is known
     num_steps: int | None = None
 
 
 def job_gain_of(
     pairs: Sequence[tuple[TrialResult, TrialResult]], *, num_steps: int | None = None
 ) -> JobGain | None:
-    """Count the start: imports, the first batch, compilation."""
+    """Account for the start: imports, the first batch, compilation."""
     found = [(_start_s(plain), _start_s(treated)) for plain, treated in pairs]
     starts = [(plain, treated) for plain, treated in found if plain is not None and treated is not None]
     if not starts:
@@ -141,7 +141,7 @@ def job_gain_of(
 
 
 def _start_s(trial: TrialResult) -> float | None:
-    """What a job takes before its steps have their pace, less the steps themselves."""
+    """Return the time before the steps reach their pace, without the steps themselves."""
     if trial.before_s is None or not trial.blocks_s:
         return None
     return max(0.0, trial.before_s - trial.num_steps_before * median(trial.blocks_s))
@@ -152,7 +152,7 @@ def _quantile(table: dict[int, float], freedom: int) -> float:
 
 
 def failure(trial: TrialResult, *, like: TrialResult | None = None) -> str | None:
-    """Why a trial cannot be judged; None where it can.  `like` is the job without the treatment."""
+    """Return why a trial cannot be judged, or None; `like` is the job without the treatment."""
     if trial.ended == "crashed":
         return f"the script raised {trial.error}"
     if trial.ended == "killed":
@@ -169,7 +169,7 @@ def failure(trial: TrialResult, *, like: TrialResult | None = None) -> str | Non
 
 
 def by_step(trial: TrialResult) -> TrialResult:
-    """The same trial with one loss for each step, the sum of those of its batches, and no batches."""
+    """Return the trial with one loss per step, the sum over its batches, and no batches."""
     num_each, rest = divmod(len(trial.losses), max(1, trial.num_steps))
     losses = trial.losses
     if num_each and not rest:
@@ -201,18 +201,18 @@ def _formats(trial: TrialResult) -> str:
 
 
 def is_reproducible(one: TrialResult, other: TrialResult) -> bool:
-    """Whether two runs of the same arm computed the same, bit for bit."""
+    """Return whether two runs of the same arm computed the same, bit for bit."""
     return (one.losses, one.checked, one.batches) == (other.losses, other.checked, other.batches)
 
 
 def repeats_first_step(one: TrialResult, other: TrialResult) -> bool:
-    """Whether two runs of the same arm begin alike, bit for bit, though they part later."""
+    """Return whether two runs of the same arm start alike, bit for bit, though they diverge later."""
     known = one.checked.get("1")
     return known is not None and one.start == other.start and known == other.checked.get("1")
 
 
 def serves_other_batches(plain: TrialResult, treated: TrialResult) -> str | None:
-    """Which batch is another one; None where those that were looked at are the same."""
+    """Return which batch differs; None if the compared ones are the same."""
     shared = plain.batches.keys() & treated.batches.keys()
     if plain.batches and not shared:
         return "no batch of its loaders was seen, so nothing was verified"
@@ -224,7 +224,7 @@ def serves_other_batches(plain: TrialResult, treated: TrialResult) -> str | None
 
 
 def reads_other_losses(plain: TrialResult, treated: TrialResult) -> str | None:
-    """Whether the script reads each loss when it did; what else it reads may differ by rounding."""
+    """Return which loss the script reads at another time; its other reads may differ by rounding."""
     if len(plain.reads) != len(treated.reads):
         return f"the script reads {len(treated.reads)} numbers instead of {len(plain.reads)}"
     places: dict[float, list[int]] = {}
@@ -238,7 +238,7 @@ def reads_other_losses(plain: TrialResult, treated: TrialResult) -> str | None:
 
 
 def differs_exactly(plain: TrialResult, treated: TrialResult) -> str | None:
-    """Why an exact treatment of a job that repeats is not exact; None where it is."""
+    """Return why an exact treatment of a job that repeats is not exact; None if it is."""
     if plain.start != treated.start:
         return "the weights before the first step differ"
     for number, (one, other) in enumerate(zip(plain.losses, treated.losses, strict=True)):
@@ -254,14 +254,14 @@ def differs_exactly(plain: TrialResult, treated: TrialResult) -> str | None:
 
 
 def differs_at_first(plain: TrialResult, treated: TrialResult) -> str | None:
-    """The same for a job whose runs begin alike and part later."""
+    """Do the same for a job whose runs start alike and diverge later."""
     if repeats_first_step(plain, treated):
         return None
     return "the job's runs start alike, but the treatment's run starts differently"
 
 
 def starts_otherwise(plain: TrialResult, other: TrialResult) -> str | None:
-    """Why first steps cannot be compared: they begin from other weights or batches."""
+    """Return why first steps cannot be compared: they start from other weights or batches."""
     if not plain.losses or not other.losses or plain.start is None:
         return "no loss was seen at the first step"
     if plain.start != other.start:
@@ -277,7 +277,7 @@ def starts_otherwise(plain: TrialResult, other: TrialResult) -> str | None:
 def differs_by_more_than_rounding(
     plain: Path, treated: Path, exact: Path, *, is_half: bool = False
 ) -> str | None:
-    """Compare gradients and changes of the first step with those in 64 bits; the reason where they differ."""
+    """Compare gradients and changes of the first step with 64 bits; return the reason if they differ."""
     from safetensors.torch import load_file
 
     ours, theirs, right = (load_file(path) for path in (plain, treated, exact))
@@ -298,7 +298,7 @@ def differs_by_more_than_rounding(
 
 
 def steps_otherwise(plain: Path, treated: Path) -> str | None:
-    """Whether the first step goes as far as the job's: late losses may not show another step size."""
+    """Return how the first step's length differs from the job's; late losses may not show that."""
     from safetensors.torch import load_file
 
     ours, theirs = (load_file(path) for path in (plain, treated))
@@ -316,7 +316,7 @@ def steps_otherwise(plain: Path, treated: Path) -> str | None:
 def drops_nothing(
     runs: tuple[TrialResult, TrialResult], without_dropout: tuple[TrialResult, TrialResult]
 ) -> str | None:
-    """Whether dropout changes the job's first loss and not that of the treated job: few losses show it."""
+    """Return the reason if dropout changes the job's first loss but not that of the treated job."""
     effects = [
         abs(run.losses[0] - other.losses[0]) / max(abs(other.losses[0]), 1e-12)
         for run, other in zip(runs, without_dropout, strict=True)
@@ -329,7 +329,7 @@ def drops_nothing(
 def leaves_the_envelope(
     plain: TrialResult, treated: TrialResult, nudged: Sequence[TrialResult]
 ) -> str | None:
-    """Where losses are further from the job's than rounding takes them; None where they are not."""
+    """Return where losses are further from the job's than rounding takes them, or None."""
     widest = 0.0
     for number, (one, other) in enumerate(zip(plain.losses, treated.losses, strict=False)):
         widest = max(
@@ -345,7 +345,7 @@ def leaves_the_envelope(
 class LossChange:
     """The change of the late losses over paired seeds, as a share of the loss.
 
-    Lower losses are no excuse: a larger step size or no dropout has them, too.
+    Lower losses are no excuse: a larger step size or missing dropout lowers them, too.
     """
 
     mean: float
@@ -381,7 +381,7 @@ def loss_change(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> LossChange:
 
 
 def seeds_matter(runs: Sequence[TrialResult]) -> bool:
-    """Whether runs with different seeds are different runs: else they are one run, several times."""
+    """Return whether runs with different seeds differ; otherwise they are one run, repeated."""
     return len({run.losses for run in runs}) == len(runs)
 
 

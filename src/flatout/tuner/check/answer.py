@@ -19,7 +19,7 @@ from flatout.tuner.verdict import Gain
 
 Verdict = Literal["ok", "slower", "cannot tell"]
 FEWEST_PAIRS = 4
-COUNT_TOLERANCE = 0.01  # counts of the same source are equal; those of shapes that vary nearly so
+COUNT_TOLERANCE = 0.01  # counts of the same source are equal, or nearly so if shapes vary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +49,7 @@ def slowdown_of(gain: Gain) -> Slowdown:
 
 
 def judge(slowdown: Slowdown, *, tolerance: float) -> Verdict:
-    """Answer for the pairs so far."""
+    """Answer from the pairs so far."""
     if slowdown.num_pairs < FEWEST_PAIRS:
         return "cannot tell"
     if slowdown.low > 1 + tolerance:
@@ -58,14 +58,14 @@ def judge(slowdown: Slowdown, *, tolerance: float) -> Verdict:
 
 
 def judge_gain(gain: Gain, *, needed: float) -> Verdict:
-    """Answer whether a gain is still what it has to be."""
+    """Answer whether a gain still meets its requirement."""
     if gain.num_pairs < FEWEST_PAIRS:
         return "cannot tell"
     return "ok" if gain.low > needed else "slower" if gain.high < needed else "cannot tell"
 
 
 def reason_of(answer: Verdict, slowdown: Slowdown, *, tolerance: float) -> str:
-    """The answer in a sentence, with what it rests on."""
+    """State the answer in a sentence, with what it rests on."""
     takes = f"head's step takes {slowdown.ratio:.3f} of base's [{slowdown.low:.3f}, {slowdown.high:.3f}]"
     if answer == "ok":
         return f"{takes}, less than {1 + tolerance:g}"
@@ -95,7 +95,7 @@ class CountChange:
 
 
 def changes(base: Counts | None, head: Counts | None) -> tuple[CountChange, ...]:
-    """The counts that differ by more than a hundredth; none where one side was not counted."""
+    """Return the counts that differ by more than a hundredth; none if one side was not counted."""
     if base is None or head is None:
         return ()
     found = []

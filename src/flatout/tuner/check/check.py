@@ -1,7 +1,7 @@
-"""Runs of two sources that alternate, and the counts of their steps; or one source against a saved result.
+"""Alternate runs of two sources and count their steps, or compare one source with a saved result.
 
-Times of two machines cannot be compared, so a result from elsewhere answers with counts alone, and a
-prescription with the ratio of its treatments, which is measured here, in runs that alternate.
+Times of two machines cannot be compared.  So a result from elsewhere is compared by counts alone, and a
+prescription by the ratio of its treatments, measured here in alternating runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ COUNTED = TrialPlan(warmup=5, blocks=1, block_steps=3)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checked:
-    """What a check found; None where it was not measured."""
+    """What a check found; None if it was not measured."""
 
     answer: Verdict
     reason: str
@@ -129,7 +129,7 @@ def check_against(saved: Path, command: Sequence[str], options: CheckOptions) ->
 
 
 def _hold_gain(saved: Path, command: Sequence[str], options: CheckOptions) -> Checked:
-    """Whether the treatments of a prescription still gain here what was proven."""
+    """Check whether the treatments of a prescription still gain here what was proven."""
     prescription = load_prescription(saved)
     proof = prescription.proof
     if proof is None or not prescription.treatments:
@@ -173,7 +173,7 @@ class _Side:
         return found
 
     def count(self) -> TrialResult:
-        return self.run(counts=True, checked=())  # sums of gradients would be counted, too
+        return self.run(counts=True, checked=())  # sums of gradients would be counted too
 
 
 def _alternate(

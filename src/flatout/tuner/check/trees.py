@@ -1,10 +1,10 @@
 """The source of a git revision beside the working tree, with the same data.
 
-The revision's files are written to a temporary folder, with an index of its own: the repository, its index
-and its working tree are left as they are.  What git does not track (data, downloaded weights) is linked
-there, because the old source needs it too.  A job of that tree runs in the folder that corresponds to this
-one, and folders of Python's path that lie in the repository are replaced by those of the tree, so that it
-imports its own modules and not the working tree's.
+The revision's files are written to a temporary folder, with a separate index: the repository, its index and
+its working tree stay unchanged.  Files that git does not track (data, downloaded weights) are linked there,
+because the old source needs them too.  A job of that tree runs in the corresponding folder, and folders of
+Python's path that lie in the repository are replaced by those of the tree, so that it imports its own modules
+and not the working tree's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Tree:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """Stand in its folder, with its path: processes that are started now are its own."""
+        """Enter its folder, with its path, so that processes started meanwhile belong to it."""
         before = os.environ.get("PYTHONPATH")
         whole = [*self.paths, *([before] if before else [])]
         with contextlib.chdir(self.folder):
@@ -56,7 +56,7 @@ def working_tree(command: Sequence[str]) -> Tree:
 
 @contextlib.contextmanager
 def base_tree(base: str, command: Sequence[str]) -> Iterator[Tree]:
-    """The source of a revision, or of a folder with another checkout."""
+    """Provide the source of a revision, or of a folder with another checkout."""
     if Path(base).is_dir():
         yield Tree(name=base, folder=Path(base).resolve(), command=_moved(command, Path.cwd(), Path(base)))
         return
@@ -85,7 +85,7 @@ def base_tree(base: str, command: Sequence[str]) -> Iterator[Tree]:
 
 
 def _moved(command: Sequence[str], here: Path, there: Path) -> tuple[str, ...]:
-    """The command with an absolute path of its script moved to the other tree."""
+    """Move an absolute path of the command's script to the other tree."""
     script = Path(command[0])
     if script.is_absolute() and script.resolve().is_relative_to(here):
         return (str(there / script.resolve().relative_to(here)), *command[1:])

@@ -1,4 +1,4 @@
-"""The patches of a prescription as edits of the files they were proven on."""
+"""Turn the patches of a prescription into edits of the files they were proven on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flatout.tuner.results.prescription import Prescription
 
 
 def edits_of(prescription: Prescription, *, folder: Path) -> dict[Path, tuple[bytes, bytes]]:
-    """file -> (its content, its content with the patches); BadInput where a file is not the proven one."""
+    """Map each file to (its content, its patched content); raise BadInput if a file is not the proven one."""
     if not prescription.patches:
         raise BadInput("flatout.toml holds no patch", hint="flatout tune --patch SCRIPT looks for some")
     again = f"nothing was written; flatout tune --patch {prescription.command[0]} proves them again"

@@ -1,4 +1,4 @@
-"""Loops that do nothing but fill a list which one `torch.stack` or `torch.cat` joins; comprehensions, too.
+"""Find loops and comprehensions that only fill a list that one `torch.stack` or `torch.cat` joins.
 
 rows = []                                                 [x[i, n - 1] for i, n in enumerate(lengths)]
 for i, n in enumerate(lengths):                 both:     clauses, element, and the call that joins them
@@ -38,7 +38,7 @@ class Collected:
     """One list and its join."""
 
     clauses: str  # "for a in b for c in a"
-    names: frozenset[str]  # that the clauses bind
+    names: frozenset[str]  # names that the clauses bind
     changed: frozenset[str]  # names that the loop binds
     element: cst.BaseExpression
     call: cst.Call  # torch.stack(...) or torch.cat(...)
@@ -55,7 +55,7 @@ def rewrite_collected(
     kinds: dict[str, str],
     otherwise: str,
 ) -> str:
-    """Put what `one` makes of each list in its place; `otherwise` is the reason where there is no list."""
+    """Replace each list by what `one` makes of it; `otherwise` is the reason if there is no list."""
     changes: dict[cst.CSTNode, Replacement] = {}
     reason = otherwise
     for found in find_collected(source, lines, kinds):
@@ -74,7 +74,7 @@ def rewrite_collected(
 
 
 def find_collected(source: Source, lines: Sequence[int], kinds: dict[str, str]) -> Iterator[Collected | str]:
-    """Every such list that touches the lines (none: anywhere), or the reason why one is left alone."""
+    """Yield every such list that touches the lines (no lines: anywhere), or the reason to skip one."""
     for call in [each for each in walk(source.module) if isinstance(each, cst.Call)]:
         joined = JOINS.get(call_of(call) or "")
         values = argument(call, "tensors", 0)
@@ -161,7 +161,7 @@ def _of_loop(
 def _of_body(
     source: Source, loop: cst.For, name: str, kinds: dict[str, str]
 ) -> tuple[str, set[str], cst.BaseExpression]:
-    """Clauses, their names and the element of a loop whose body holds temporaries and one append."""
+    """Read clauses, their names and the element of a loop whose body holds temporaries and one append."""
     if (
         loop.orelse is not None
         or loop.asynchronous is not None
@@ -187,7 +187,7 @@ def _of_body(
 
 
 def inlined(value: cst.BaseExpression, known: dict[str, cst.BaseExpression]) -> cst.BaseExpression:
-    """The value with names replaced by what they are known to be."""
+    """Return the value with known names replaced by their values."""
     if isinstance(value, cst.Name):
         return known.get(value.value, value)
     new: cst.BaseExpression = substitute(
@@ -197,7 +197,7 @@ def inlined(value: cst.BaseExpression, known: dict[str, cst.BaseExpression]) -> 
 
 
 def bracketed(value: cst.BaseExpression) -> cst.BaseExpression:
-    """In parentheses where an operator beside it could take it apart."""
+    """Parenthesise a value if an operator beside it could split it."""
     operators = (cst.BinaryOperation, cst.Comparison, cst.UnaryOperation, cst.IfExp, cst.BooleanOperation)
     if isinstance(value, operators) and not value.lpar:
         return value.with_changes(lpar=[cst.LeftParen()], rpar=[cst.RightParen()])
@@ -205,7 +205,7 @@ def bracketed(value: cst.BaseExpression) -> cst.BaseExpression:
 
 
 def index_parts(node: cst.CSTNode) -> tuple[str, list[cst.BaseExpression]] | None:
-    """(x, [i, j]) of `x[i, j]` and `x[i][j]`; None where an index is a slice, or x more than a name."""
+    """Return (x, [i, j]) of `x[i, j]` or `x[i][j]`; None if an index is a slice or x is not a name."""
     parts: list[cst.BaseExpression] = []
     while isinstance(node, cst.Subscript):
         own = []

@@ -9,14 +9,14 @@ import libcst as cst
 
 
 def walk(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
-    """A node and all below it."""
+    """Yield a node and everything below it."""
     yield node
     for child in node.children:
         yield from walk(child)
 
 
 def reads(node: cst.CSTNode) -> list[cst.Name]:
-    """Names used in a node, which includes those it binds; attributes and keywords are none."""
+    """Return the names used in a node, including those it binds, without attributes and keywords."""
     found: list[cst.Name] = []
 
     def collect(each: cst.CSTNode) -> None:
@@ -37,7 +37,7 @@ def names(node: cst.CSTNode) -> set[str]:
 
 
 def target_names(target: cst.CSTNode) -> list[cst.Name]:
-    """The plain names that an assignment target binds."""
+    """Return the plain names that an assignment target binds."""
     if isinstance(target, cst.Name):
         return [target]
     if isinstance(target, (cst.Tuple, cst.List)):
@@ -48,7 +48,7 @@ def target_names(target: cst.CSTNode) -> list[cst.Name]:
 
 
 def bindings(node: cst.CSTNode) -> list[cst.Name]:
-    """The names that a node binds, in nested statements too."""
+    """Return the names that a node binds, in nested statements too."""
     found: list[cst.Name] = []
     for each in walk(node):
         if isinstance(each, cst.Assign):
@@ -73,7 +73,7 @@ def bindings(node: cst.CSTNode) -> list[cst.Name]:
 
 
 def changed_names(node: cst.CSTNode) -> set[str]:
-    """Names that a node binds, writes into, or calls a method on that changes its object."""
+    """Return the names that a node binds, writes into, or changes by calling a method."""
     found = {each.value for each in bindings(node)}
     for each in walk(node):
         written: Iterable[cst.CSTNode] = ()
@@ -99,7 +99,7 @@ CHANGING = {
 
 
 def base_name(node: cst.CSTNode) -> str | None:
-    """`x` of `x`, `x[i]`, `x.y[j]`, `x.y(...)`; of `self.x` and below it `self.x`."""
+    """Return `x` of `x`, `x[i]`, `x.y[j]` or `x.y(...)`; `self.x` of `self.x` and anything below it."""
     while True:
         if isinstance(node, cst.Attribute):
             if isinstance(node.value, cst.Name) and node.value.value in ("self", "cls"):
@@ -114,7 +114,7 @@ def base_name(node: cst.CSTNode) -> str | None:
 
 
 def dotted(node: cst.CSTNode) -> str | None:
-    """`torch.nn.functional.pad` as text; None for anything but names and dots."""
+    """Return `torch.nn.functional.pad` as text; None for anything but names and dots."""
     if isinstance(node, cst.Name):
         return node.value
     if isinstance(node, cst.Attribute):
@@ -124,19 +124,19 @@ def dotted(node: cst.CSTNode) -> str | None:
 
 
 def call_of(node: cst.CSTNode | None) -> str | None:
-    """The dotted name of what a call calls."""
+    """Return the dotted name of the function that a call calls."""
     return dotted(node.func) if isinstance(node, cst.Call) else None
 
 
 def method_of(node: cst.CSTNode | None) -> str | None:
-    """The last name of what a call calls: `item` of `loss.mean().item()`."""
+    """Return the last name of the function that a call calls: `item` of `loss.mean().item()`."""
     if isinstance(node, cst.Call) and isinstance(node.func, cst.Attribute):
         return node.func.attr.value
     return None
 
 
 def argument(call: cst.Call, name: str, place: int | None = None) -> cst.BaseExpression | None:
-    """An argument by its keyword or its place."""
+    """Return an argument by its keyword or its position."""
     for number, each in enumerate(call.args):
         if each.star:
             continue
@@ -148,14 +148,14 @@ def argument(call: cst.Call, name: str, place: int | None = None) -> cst.BaseExp
 
 
 def simple(statement: cst.CSTNode) -> cst.BaseSmallStatement | None:
-    """The one small statement of a line; None for blocks and for lines with several."""
+    """Return the single small statement of a line; None for blocks and for lines with several."""
     if isinstance(statement, cst.SimpleStatementLine) and len(statement.body) == 1:
         return statement.body[0]
     return None
 
 
 def assigned(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
-    """(name, value) of `name = value`."""
+    """Return (name, value) of `name = value`."""
     small = simple(statement)
     if isinstance(small, cst.Assign) and len(small.targets) == 1:
         target = small.targets[0].target
@@ -167,7 +167,7 @@ def assigned(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
 
 
 def appended(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
-    """(name, value) of `name.append(value)`."""
+    """Return (name, value) of `name.append(value)`."""
     small = simple(statement)
     if isinstance(small, cst.Expr) and isinstance(small.value, cst.Call):
         call = small.value

@@ -1,4 +1,4 @@
-"""Who reads a list of sequences: whether it pads them with zeros to the longest and stacks them.
+"""Find who reads a list of sequences, and whether it pads them with zeros to the longest and stacks them.
 
     longest = max(s.size(0) for s in sequences)
     for s in sequences:                                                     torch.stack(padded)
@@ -30,11 +30,11 @@ from flatout.tuner.patches.source import Source, expression, same, substitute
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Consumer:
-    """Who reads the finished sequences."""
+    """The code that reads the finished sequences."""
 
     removed: tuple[cst.CSTNode, ...] = ()
     whole: cst.CSTNode | None = None  # an expression that gives all sequences, padded
-    lengths: tuple[str, ...] = ()  # names that hold the longest length and are read elsewhere
+    lengths: tuple[str, ...] = ()  # names of the longest length that other code reads
 
 
 def find_consumer(source: Source, loop: cst.For, name: str) -> Consumer:
@@ -50,7 +50,7 @@ def find_consumer(source: Source, loop: cst.For, name: str) -> Consumer:
 
 
 def _whole_calls(rest: Sequence[cst.CSTNode], name: str) -> list[cst.Call]:
-    """Calls that make one padded tensor of a list of sequences."""
+    """Return calls that make one padded tensor of a list of sequences."""
     found = []
     for statement in rest:
         for each in walk(statement):
@@ -75,7 +75,7 @@ def _num_reads(rest: Sequence[cst.CSTNode], name: str) -> int:
 
 
 def _padding_loop(source: Source, rest: Sequence[cst.CSTNode], name: str) -> Consumer | None:
-    """A maximum of lengths, an empty list, a loop that pads each with zeros, and torch.stack."""
+    """Match a maximum of lengths, an empty list, a loop that pads each with zeros, and torch.stack."""
     longest: tuple[cst.CSTNode, str] | None = None
     made: dict[str, cst.CSTNode] = {}
     for number, statement in enumerate(rest):
@@ -102,7 +102,7 @@ def _padding_loop(source: Source, rest: Sequence[cst.CSTNode], name: str) -> Con
 
 
 def _is_longest(value: cst.BaseExpression, name: str) -> bool:
-    """`max(s.size(0) for s in sequences)`, or a list of them, or `max(map(len, sequences))`."""
+    """Match `max(s.size(0) for s in sequences)`, also over a list, and `max(map(len, sequences))`."""
     if not isinstance(value, cst.Call) or call_of(value) != "max" or len(value.args) != 1:
         return False
     inner = value.args[0].value
@@ -116,12 +116,12 @@ def _is_longest(value: cst.BaseExpression, name: str) -> bool:
 
 
 def _is_length(node: cst.CSTNode, name: str) -> bool:
-    """`s.size(0)`, `s.shape[0]`, `len(s)`."""
+    """Match `s.size(0)`, `s.shape[0]` and `len(s)`."""
     return any(same(node, expression(text.format(name))) for text in ("{}.size(0)", "{}.shape[0]", "len({})"))
 
 
 def _padded_list(loop: cst.For, longest: str) -> str | None:
-    """The list that a loop fills with its sequences, each padded with zeros to `longest`."""
+    """Return the list that a loop fills with its sequences, each padded with zeros to `longest`."""
     if not isinstance(loop.target, cst.Name) or not isinstance(loop.body, cst.IndentedBlock):
         return None
     name, block = loop.target.value, list(loop.body.body)
@@ -171,7 +171,7 @@ def _is_short(test: cst.BaseExpression, name: str, longest: str) -> bool:
 
 
 def _pads_with_zeros(value: cst.BaseExpression, name: str, longest: str) -> bool:
-    """`torch.cat([s, torch.zeros(longest - s.size(0), ...)])`, `F.pad(s, (0, 0, 0, longest - s.size(0)))`."""
+    """Match `torch.cat([s, torch.zeros(longest - s.size(0), ...)])` and the equivalent `F.pad(s, ...)`."""
     called = call_of(value)
     if not isinstance(value, cst.Call) or called is None:
         return False

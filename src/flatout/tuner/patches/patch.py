@@ -1,9 +1,9 @@
-"""A patch: how a file of the user's can be written so that it does the same, faster.
+"""A patch: how to rewrite a file of the user's so that it does the same, faster.
 
-A module of `transforms` holds one `PATCH`, named as its file.  It rewrites the text of a file around the
-lines of a finding, or refuses with a reason.  It must see that names are not rebound and that nothing else
-reads what it removes; what it cannot see, shapes for instance, the trial shows: a patched file runs as an arm
-of its own, and is kept by the rules of treatments.
+A module of `transforms` holds one `PATCH`, named like its file.  It rewrites the text of a file around the
+lines of a finding, or refuses with a reason.  It must check that names are not rebound and that nothing else
+reads what it removes.  The trial shows what it cannot check, shapes for instance: a patched file runs as an
+arm of its own, and is kept by the rules of treatments.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ANYWHERE: tuple[int, ...] = ()
 
 @dataclass(frozen=True, slots=True)
 class Patch:
-    """One way to write a file differently."""
+    """One way to rewrite a file."""
 
-    rewrite: Callable[[Source, Sequence[int]], str]  # (file, lines, none: anywhere); raises Refused
+    rewrite: Callable[[Source, Sequence[int]], str]  # (file, lines; no lines: anywhere); raises Refused
     summary: str  # what it does, as a sentence without its full stop
     _: KW_ONLY
     safety: FixSafety
-    answers: tuple[str, ...] = ()  # codes of the rules whose findings it answers; none: it looks by itself
+    answers: tuple[str, ...] = ()  # codes of the rules whose findings it fixes; none: it searches by itself
 
     @property
     def name(self) -> str:
@@ -45,7 +45,7 @@ class Patch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PatchSite:
-    """A patch and where it goes: a file, and the lines of it that findings name."""
+    """A patch and its target: a file, and the lines that findings name."""
 
     patch: str
     file: str
@@ -57,7 +57,7 @@ class PatchSite:
 
 @functools.cache
 def all_patches() -> dict[str, Patch]:
-    """Every patch by its name, in the order in which they are tried: those that replace a loop first."""
+    """Return every patch by name, in the order to try them: those that replace a loop first."""
     package = importlib.import_module("flatout.tuner.patches.transforms")
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     found = {name: importlib.import_module(f"{package.__name__}.{name}").PATCH for name in names}
@@ -78,7 +78,7 @@ def read_site(patch: str, value: str) -> PatchSite:
 def find_sites(
     files: Iterable[str], findings: Iterable[Finding], *, folder: Path, only: Iterable[str] = ()
 ) -> tuple[list[PatchSite], list[tuple[PatchSite, str]]]:
-    """(sites where a patch can be made, sites that a finding names and a patch refuses, with the reason)."""
+    """Return (sites that a patch can rewrite, sites that it refuses with the reason)."""
     places: dict[tuple[str, str], set[int]] = {}
     for finding in findings:
         sights = [(finding.code, finding.place), *((sight.code, sight.place) for sight in finding.also)]
@@ -108,7 +108,7 @@ def find_sites(
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a user's file; None where it is not there or is not text."""
+    """Read a user's file; None if it is missing or is not text."""
     try:
         return path.read_bytes().decode("utf-8")
     except (OSError, UnicodeDecodeError):
@@ -116,7 +116,7 @@ def read_text(path: Path) -> str | None:
 
 
 def rewritten(text: str, sites: Sequence[PatchSite]) -> str:
-    """One file's text under several patches, each at the lines that it had in the file as it was."""
+    """Return one file's text under several patches, each at its line numbers in the original file."""
     return _rewritten(text, tuple(sites))
 
 
@@ -130,13 +130,13 @@ def _rewritten(text: str, sites: tuple[PatchSite, ...]) -> str:
         new = all_patches()[site.patch].rewrite(Source(now), lines)
         if new == now:
             raise Refused("there is nothing to rewrite")
-        compile(new, site.file, "exec", dont_inherit=True)  # a text that is not Python is a fault of ours
+        compile(new, site.file, "exec", dont_inherit=True)  # a text that is not Python is our own bug
         now = new
     return now
 
 
 def moved_lines(before: str, after: str, lines: Iterable[int]) -> tuple[int, ...]:
-    """Where lines are after a change; those that it replaced are left out."""
+    """Return where lines are after a change, without those it replaced."""
     if before == after:
         return tuple(lines)
     matcher = difflib.SequenceMatcher(None, before.splitlines(), after.splitlines(), autojunk=False)
@@ -149,7 +149,7 @@ def moved_lines(before: str, after: str, lines: Iterable[int]) -> tuple[int, ...
 
 
 def patched_texts(sites: Sequence[PatchSite], *, folder: Path) -> dict[str, tuple[str, str]]:
-    """file -> (its text, its text under the patches)."""
+    """Map each file to (its text, its text under the patches)."""
     by_file: dict[str, list[PatchSite]] = {}
     for site in sites:
         by_file.setdefault(site.file, []).append(site)
@@ -163,12 +163,12 @@ def patched_texts(sites: Sequence[PatchSite], *, folder: Path) -> dict[str, tupl
 
 
 def sites_of(doses: Iterable[Dose]) -> list[PatchSite]:
-    """The patches among treatments."""
+    """Return the patches among treatments."""
     return [read_site(dose.name, str(dose.value)) for dose in doses if dose.name in all_patches()]
 
 
 def write_texts(doses: Iterable[Dose], folder: Path) -> dict[str, str]:
-    """Write the patched files of a trial into its folder: file -> where its text is."""
+    """Write the patched files of a trial into its folder; map each file to its patched text's path."""
     found = {}
     for number, (file, (_, text)) in enumerate(patched_texts(sites_of(doses), folder=Path.cwd()).items()):
         path = folder / f"patched-{number}.py"

@@ -1,7 +1,7 @@
 """What a loop over samples appends, as pieces of `flatout.data.ragged`.
 
-A value that is the same for all samples is a constant; `x[b]` is a row of each, and rows `x[b, t]` of a loop
-are as many as it counts.  `piece_of` and `rows_piece` refuse what may be anything else.
+A value that is the same for all samples is a constant; `x[b]` is one row per sample, and a loop over `x[b,
+t]` gives as many rows as it counts.  `piece_of` and `rows_piece` refuse everything else.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from flatout.tuner.patches.source import Refused, Source, expression, substitute
 class Head:
     """`for b in range(n)`, `for b, n in enumerate(xs)`, `for row, n in zip(xs, ns)`."""
 
-    text: str  # "for b in range(n)", which heads a comprehension as well
+    text: str  # "for b in range(n)", which also heads a comprehension
     index: str | None  # the name that counts samples
-    rows: dict[str, str]  # names that stand for x[b], and x
+    rows: dict[str, str]  # names that stand for x[b], mapped to x
     names: frozenset[str]
 
 
@@ -58,16 +58,16 @@ class Body:
     source: Source
     head: Head
     kinds: dict[str, str]
-    outside: set[str]  # names that the loop changes: nothing constant may use them
+    outside: set[str]  # names that the loop changes: no constant may use them
     sequence: str = ""
     joined: str = ""  # "cat" or "stack"
-    result: str = ""  # the list that takes the finished sequences
+    result: str = ""  # the list that receives the finished sequences
     pieces: list[RaggedPiece] = field(default_factory=list)
     temporaries: dict[str, cst.BaseExpression] = field(default_factory=dict)
 
 
 def piece_of(body: Body, value: cst.BaseExpression, where: tuple[str, ...]) -> RaggedPiece:
-    """One appended value: the same for all samples, or a row of each."""
+    """Read one appended value: the same for all samples, or a row of each."""
     value = inlined(value, body.temporaries)
     _check_pure(body, value)
     found = _sample_rows(body, value)
@@ -83,7 +83,7 @@ def piece_of(body: Body, value: cst.BaseExpression, where: tuple[str, ...]) -> R
 
 
 def rows_piece(body: Body, loop: cst.For, where: tuple[str, ...]) -> RaggedPiece:
-    """`for t in range(a, b): seq.append(x[b, t] + kind)`."""
+    """Read `for t in range(a, b): seq.append(x[b, t] + kind)`."""
     source = body.source
     if (
         loop.orelse is not None
@@ -125,7 +125,7 @@ def rows_piece(body: Body, loop: cst.For, where: tuple[str, ...]) -> RaggedPiece
 
 
 def _sample_rows(body: Body, value: cst.CSTNode, *, row: str | None = None) -> dict[cst.CSTNode, str]:
-    """The parts `x[b]`, or with `row` `x[b, row]`, of an expression, and x for each."""
+    """Find the parts `x[b]` of an expression, or `x[b, row]` with `row`, and x for each."""
     head = body.head
     found: dict[cst.CSTNode, str] = {}
     for each in walk(value):
@@ -155,7 +155,7 @@ def _index_name(item: cst.SubscriptElement) -> str | None:
 def _whole(
     body: Body, value: cst.BaseExpression, found: dict[cst.CSTNode, str], *, row: str | None = None
 ) -> str:
-    """The expression for all samples at once: `x` instead of `x[b]`."""
+    """Return the expression for all samples at once: `x` instead of `x[b]`."""
     owners = set(found.values())
     if len(owners) > 1:
         raise Refused(
@@ -165,7 +165,7 @@ def _whole(
     if base_name(expression(owner)) in body.outside:
         raise Refused(f"{owner} changes inside the loop over samples")
     changes: dict[cst.CSTNode, cst.CSTNode] = {}
-    for each in walk(value):  # x[b, t].unsqueeze(0) has one row, of which x has many
+    for each in walk(value):  # x[b, t].unsqueeze(0) has one row where x has many
         if isinstance(each, cst.Call) and method_of(each) == "unsqueeze" and row is not None:
             inner = each.func.value if isinstance(each.func, cst.Attribute) else None
             if inner in found and body.joined == "cat" and has_one_row(each):
@@ -184,7 +184,7 @@ def _whole(
 
 
 def _check_elementwise(body: Body, value: cst.CSTNode, rows: set[cst.CSTNode]) -> None:
-    """Between a row and the whole value stand only operators that treat each row alone."""
+    """Require that only operators that treat each row alone act on a row."""
     if value in rows:
         return
     if isinstance(value, cst.BinaryOperation):
@@ -229,12 +229,12 @@ def _check_pure(body: Body, value: cst.BaseExpression) -> None:
 def _line(body: Body, part: cst.CSTNode) -> int | None:
     try:
         return body.source.line(part)
-    except KeyError:  # a part that was put together here
+    except KeyError:  # a part that was assembled here
         return None
 
 
 def check_host(body: Body, value: cst.CSTNode) -> None:
-    """A condition or a bound may use the names of the loop's head and what the loop leaves alone."""
+    """Require that a condition or bound uses only names of the loop's head and names that stay the same."""
     changing = names(value) & (body.outside - body.head.names)
     if changing or impure_part(value, body.kinds) is not None:
         raise Refused(f"{short(body.source, value)} may change inside the loop over samples")

@@ -1,8 +1,8 @@
 """What can be computed once instead of many times, or for all rows at once.
 
-An expression is *pure* when nothing but its value comes of it, and the same value every time: no random
-numbers, no state, no printing.  Of a module's call that is known where the class's `__init__` shows what the
-module is.
+An expression is *pure* if it has no effect but its value, and the same value every time: no random numbers,
+no state, no printing.  A module's call is known to be pure if the class's `__init__` shows what the module
+is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import libcst as cst
 from flatout.tuner.patches.nodes import call_of, dotted, is_zero, method_of, walk
 from flatout.tuner.patches.source import Source
 
-# Modules without state or chance that treat each row alone.
+# Modules without state or randomness that treat each row alone.
 ROWWISE = {
     "Embedding", "Linear", "LayerNorm", "RMSNorm", "Identity", "ReLU", "GELU", "SiLU", "Tanh", "Sigmoid",
     "Softplus", "ELU", "LeakyReLU", "Mish", "Hardswish",
@@ -36,7 +36,7 @@ LITERALS = (cst.Name, cst.Integer, cst.Float, cst.SimpleString)
 
 
 def module_kinds(source: Source, node: cst.CSTNode) -> dict[str, str]:
-    """`self.x` -> the kind of the module, for the class around a node; what is set twice is unknown."""
+    """Map `self.x` to the kind of the module, for the class around a node; unknown if it is set twice."""
     owner = source.class_of(node)
     found: dict[str, list[str]] = {}
     for each in walk(owner) if owner is not None else ():
@@ -63,7 +63,7 @@ def _kind(value: cst.BaseExpression) -> str:
 
 
 def impure_part(node: cst.CSTNode, kinds: dict[str, str]) -> cst.CSTNode | None:
-    """The first part of an expression that may do or give something else each time; None in a pure one."""
+    """Return the first part of an expression that may act or vary from call to call; None if it is pure."""
     if isinstance(node, LITERALS):
         return None
     if isinstance(node, cst.Attribute):
@@ -126,7 +126,7 @@ def _is_pure_call(node: cst.Call, kinds: dict[str, str]) -> bool:
 
 
 def has_one_row(node: cst.CSTNode) -> bool:
-    """Whether an expression holds something whose first axis has one entry, as `torch.tensor([0])` has."""
+    """Return whether an expression holds a value whose first axis has one entry, like `torch.tensor([0])`."""
     for each in walk(node):
         if isinstance(each, cst.Call):
             if call_of(each) in ("torch.tensor", "torch.as_tensor") and each.args:

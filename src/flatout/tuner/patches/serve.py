@@ -1,7 +1,7 @@
 """Serve the patched text in place of the user's file during a trial, in memory, for every importer.
 
-The file on the disk stays as it is, and so does its cached bytecode, which is neither read nor written for a
-file that is served.  Tracebacks and `inspect` see the patched lines.
+The file on disk stays unchanged, and so does its cached bytecode, which is neither read nor written for a
+served file.  Tracebacks and `inspect` see the patched lines.
 """
 
 from __future__ import annotations

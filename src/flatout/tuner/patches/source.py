@@ -1,7 +1,6 @@
-"""A file of the user's as a tree that keeps every space, and what can be seen in it without running it.
+"""A file of the user's as a tree that keeps every space, and what can be read off it without running it.
 
-Nothing here knows types.  A name is followed inside one function; what cannot be followed is refused by those
-who ask.
+Nothing here knows types.  A name is traced inside one function; callers refuse what cannot be traced.
 """
 
 from __future__ import annotations
@@ -58,14 +57,14 @@ class Source:
             above = self.parent(above)
 
     def scope(self, node: cst.CSTNode) -> Scope:
-        """The function that a node stands in, or the module."""
+        """Return the function around a node, or the module."""
         return next(each for each in self.ancestors(node) if isinstance(each, (cst.FunctionDef, cst.Module)))
 
     def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
         return next((each for each in self.ancestors(node) if isinstance(each, cst.ClassDef)), None)
 
     def loops_around(self, node: cst.CSTNode) -> list[Loop]:
-        """Loops of the same function, the innermost first."""
+        """Return loops of the same function, innermost first."""
         found: list[Loop] = []
         for above in self.ancestors(node):
             if isinstance(above, (cst.FunctionDef, cst.Lambda, cst.ClassDef)):
@@ -75,7 +74,7 @@ class Source:
         return found
 
     def statement(self, node: cst.CSTNode) -> cst.CSTNode:
-        """The statement that a node is part of: the smallest that stands in a block of its own."""
+        """Return the smallest statement around a node that stands in a block of its own."""
         found = node
         while not isinstance(self.parent(found), (cst.IndentedBlock, cst.Module)):
             above = self.parent(found)
@@ -84,7 +83,7 @@ class Source:
         return found
 
     def block(self, statement: cst.CSTNode) -> Sequence[cst.BaseStatement]:
-        """The statements among which a statement stands."""
+        """Return the block of statements that holds a statement."""
         above = self.parent(statement)
         assert isinstance(above, (cst.IndentedBlock, cst.Module))
         return list(above.body)
@@ -95,7 +94,7 @@ class Source:
         *,
         before: Mapping[cst.CSTNode, Sequence[cst.BaseStatement]] | None = None,
     ) -> str:
-        """The text with some nodes replaced, and statements put before others."""
+        """Return the text with some nodes replaced and statements inserted before others."""
         changed: Any = self.module.visit(_Replace(changes, before or {}))
         assert isinstance(changed, cst.Module)
         return changed.code
@@ -124,12 +123,12 @@ class _Replace(cst.CSTTransformer):
 
 
 def substitute(node: Any, changes: Mapping[cst.CSTNode, cst.CSTNode]) -> Any:
-    """A copy of an expression with some of its parts replaced."""
+    """Copy an expression with some of its parts replaced."""
     return node.visit(_Replace(changes, {}))
 
 
 def binds_itself(source: Source, name: cst.Name, scope: cst.CSTNode) -> bool:
-    """Whether a name is a target, or stands in a loop, comprehension or function that binds it anew."""
+    """Return whether a name is a target, or in a loop, comprehension or function that rebinds it."""
     if isinstance(source.parent(name), (cst.AssignTarget, cst.CompFor, cst.Param)):
         return True
     for above in source.ancestors(name):
@@ -149,7 +148,7 @@ def binds_itself(source: Source, name: cst.Name, scope: cst.CSTNode) -> bool:
 
 
 def same(one: cst.CSTNode, other: cst.CSTNode) -> bool:
-    """Whether two expressions are the same but for spaces."""
+    """Return whether two expressions are the same apart from spaces."""
     texts = [cst.Module(body=[]).code_for_node(each).strip() for each in (one, other)]
     shapes = [ast.dump(ast.parse(f"({text})", mode="eval")) for text in texts]
     return shapes[0] == shapes[1]
@@ -164,7 +163,7 @@ def statements(text: str) -> list[cst.BaseStatement]:
 
 
 def free_name(source: Source, wanted: str) -> str:
-    """A name that the file does not use."""
+    """Return a name that the file does not use."""
     used = {each.value for each in walk(source.module) if isinstance(each, cst.Name)}
     name, number = wanted, 2
     while name in used:
@@ -173,7 +172,7 @@ def free_name(source: Source, wanted: str) -> str:
 
 
 def with_import(text: str, line: str) -> str:
-    """The text with an import below those that stand at its top; unchanged where it has it."""
+    """Add an import below those at the top of a text, unless it is there."""
     module = cst.parse_module(text)
     place = 0
     for number, statement in enumerate(module.body):

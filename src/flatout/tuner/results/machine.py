@@ -1,9 +1,9 @@
-"""The machine that a proof was made on, and whether this is another one.
+"""The machine that a proof was made on, and whether this one differs.
 
-One name of a GPU is not one machine: behind a slow host the same GPU launches kernels half as fast, and a
-treatment that saves launches gains twice as much.  So the proof names two latencies beside the hardware: of
-one launch, and of one value read back.  They are measured in a process of their own, because a process that
-has used a GPU keeps a part of its memory.
+One GPU name is not one machine: behind a slow host the same GPU launches kernels half as fast, and a
+treatment that saves launches gains twice as much.  So the proof records two latencies beside the hardware: of
+one launch, and of one value read back.  A separate process measures them, because a process that has used a
+GPU keeps a part of its memory.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Machine:
 
     device: str  # the GPU's name, or "cpu"
     cpu: str
-    cores: float | None = None  # that a job may use
-    launch_s: float | None = None  # from one tiny operation to the next, as the host gives them
+    cores: float | None = None  # cores that a job may use
+    launch_s: float | None = None  # from one tiny operation to the next, on the host
     device_to_host_s: float | None = None  # to read one value that is ready; None on a CPU
     python: str = ""
     torch: str = ""
@@ -41,7 +41,7 @@ class Machine:
 
 
 def machine_of(evidence: Evidence, *, with_latencies: bool = True) -> Machine:
-    """The machine that a job was measured on, which is this one."""
+    """Return the machine that a job was measured on, which is this one."""
     job, host = evidence.job, evidence.host
     launch_s, read_s = measure_apart() if with_latencies else (None, None)
     return Machine(
@@ -77,7 +77,7 @@ def differences(proven: Machine) -> list[str]:
 
 
 def measure_apart() -> tuple[float | None, float | None]:
-    """Measure the latencies in another process; None where that fails."""
+    """Measure the latencies in another process; None if that fails."""
     try:
         done = subprocess.run(
             start_command(MODULE, ""), capture_output=True, text=True, timeout=LIMIT_S, check=True
@@ -93,7 +93,7 @@ def main(_at_start: Collection[str]) -> None:
 
 
 def measure() -> tuple[float, float | None]:
-    """Seconds of one launch, and of one value read from a GPU; the medians of a few."""
+    """Return the seconds of one launch, and of one value read from a GPU: medians of a few."""
     import torch
 
     on_gpu = torch.cuda.is_available()
@@ -121,5 +121,5 @@ def _median_s(action: Callable[[], Any], wait: Callable[[], Any]) -> float:
         wait()
         started = time.perf_counter()
         action()
-        times.append(time.perf_counter() - started)  # without the wait: what the host spends
+        times.append(time.perf_counter() - started)  # without the wait: only the host's time
     return sorted(times)[REPEATS // 2]

@@ -25,7 +25,7 @@ CLASSES = {
 
 
 def page(done: Tuning) -> str:
-    """The whole document."""
+    """Render the whole document."""
     prescription = done.prescription
     command = " ".join(prescription.command)
     machine = prescription.machine
@@ -46,7 +46,7 @@ def page(done: Tuning) -> str:
 
 
 def show_gain(gain: Gain | None) -> str:
-    """A ratio with its interval."""
+    """Format a ratio with its interval."""
     if gain is None:
         return UNKNOWN
     if gain.num_pairs < 2:

@@ -1,7 +1,7 @@
 """flatout.toml: what was kept, with its proof.
 
-`flatout run` reads the treatments and nothing else; the proof is for people, and for the machine that has
-other hardware than the one it was made on.
+`flatout run` reads only the treatments; the proof is for people, and for a machine with other hardware than
+the one it was made on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEAD = "# Written by flatout tune; flatout run applies it to the unmodified scri
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kept:
-    """A treatment that paid, and how much it alone is worth in the end; by hand, its name and value."""
+    """A treatment that paid, and its own gain in the end; a handwritten entry has only a name and value."""
 
     name: str
     value: Value = True
@@ -34,7 +34,7 @@ class Kept:
     low: float = 1.0
     high: float = 1.0
     checked: str = "not verified"  # how its numbers were verified
-    pays_after: int | None = None  # steps, where it takes time at the start
+    pays_after: int | None = None  # steps, if it takes time at the start
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,8 +62,8 @@ class Proof:
     high: float
     noise_low: float  # the same job against itself
     noise_high: float
-    smallest_gain: float | None = None  # that pairs of runs could show
-    loss_envelope: float | None = None  # by how much of the loss runs of the job itself differ, at most
+    smallest_gain: float | None = None  # the smallest that pairs of runs could show
+    loss_envelope: float | None = None  # of the loss: how far runs of the job itself differ, at most
     reproducible: bool
     step_s: float  # without treatments
     date: str
@@ -76,8 +76,8 @@ class Prescription:
     command: tuple[str, ...] = ()
     treatments: tuple[Kept, ...] = ()
     proof: Proof | None = None
-    machine: Machine | None = None  # that the proof was made on
-    patches: tuple[KeptPatch, ...] = ()  # which flatout tune --apply writes, and flatout run leaves out
+    machine: Machine | None = None  # the machine of the proof
+    patches: tuple[KeptPatch, ...] = ()  # flatout tune --apply writes them, flatout run omits them
     version: int = VERSION
 
     def doses(self) -> tuple[Dose, ...]:
@@ -88,12 +88,12 @@ class Prescription:
 
 
 def save_prescription(prescription: Prescription, path: Path) -> None:
-    """Write it as TOML, whole or not at all."""
+    """Write it as TOML, completely or not at all."""
     write_whole(path, _toml(encode(prescription)).encode())
 
 
 def load_prescription(path: Path) -> Prescription:
-    """Read what `flatout tune` wrote, or what a person wrote by hand."""
+    """Read what `flatout tune` or a person wrote."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -114,7 +114,7 @@ def load_prescription(path: Path) -> Prescription:
 
 
 def _toml(data: dict[str, Any]) -> str:
-    """Plain values first, then tables: all the TOML that this file needs."""
+    """Format plain values first, then tables: all the TOML that this file needs."""
     lines = [HEAD]
     tables = {name: value for name, value in data.items() if isinstance(value, dict)}
     lists = {

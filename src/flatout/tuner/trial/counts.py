@@ -1,8 +1,8 @@
-"""What a few steps ask of the machine, counted: the same on a fast machine and on a slow one.
+"""Count what a few steps ask of the machine: the same on a fast machine and on a slow one.
 
-Launches are kernels on a GPU and outermost operators on a CPU.  A wait is a host that waits for the GPU; on
-a CPU it is a tensor read into Python, which would be one.  Counts of a job that computes the same are equal
-from run to run, so one run is enough, and a busy machine does not change them.
+Launches are kernels on a GPU and outermost operators on a CPU.  A wait is the host waiting for the GPU; on a
+CPU it is a tensor read into Python, which would wait on a GPU.  Counts of a job that computes the same are
+equal from run to run, so one run is enough, and a busy machine does not change them.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ READS = "aten::_local_scalar_dense"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Counts:
-    """Per step, but for graph breaks, recompilations and groups, which are of the whole job."""
+    """Per step, except graph breaks, recompilations and groups, which are for the whole job."""
 
     launches: float
     waits: float
-    copied_bytes: float | None  # between host and GPU; None without a GPU, or where the profiler is silent
-    peak_bytes: int  # on a CPU without what was there before these steps
+    copied_bytes: float | None  # between host and GPU; None without a GPU, or if the profiler does not say
+    peak_bytes: int  # on a CPU without what was allocated before these steps
     parameter_groups: int
     graph_breaks: int
     recompilations: int
@@ -36,7 +36,7 @@ class Counter:
     """Counts from `start` to `stop`."""
 
     def __init__(self, *, cuda: bool) -> None:
-        from flatout.measure.device.recording import Recording  # here: it imports numpy before the script
+        from flatout.measure.device.recording import Recording  # not at the top: it imports numpy
 
         self._cuda = cuda
         self._recording = Recording(cpu=not cuda, cuda=cuda, with_memory=not cuda)
@@ -47,11 +47,11 @@ class Counter:
             import torch
 
             torch.cuda.reset_peak_memory_stats()
-        with contextlib.suppress(RuntimeError):  # stop() says so
+        with contextlib.suppress(RuntimeError):  # stop() reports it
             self._recording.start()
 
     def stop(self, num_steps: int) -> Counts | None:
-        """What was counted; None where the job has a profiler of its own."""
+        """Return the counts; None if the job has a profiler of its own."""
         try:
             events = self._recording.stop()
         except RuntimeError:
@@ -95,7 +95,7 @@ class Counter:
 
 
 def copied_bytes(copies: Sequence[Copy]) -> float | None:
-    """Bytes of a step between host and GPU; None where a size is unknown."""
+    """Return the bytes per step between host and GPU; None if a size is unknown."""
     found = [each.bytes_per_step for each in copies if each.kind.startswith(("HtoD", "DtoH"))]
     known = [each for each in found if each is not None]
     return sum(known) if len(known) == len(found) else None
@@ -117,7 +117,7 @@ def _of_cpu(events: list[Any], num_steps: int) -> tuple[float, float, None, int]
 
 
 def _of_dynamo() -> tuple[int, int]:
-    """Graph breaks and recompilations so far."""
+    """Return the graph breaks and recompilations so far."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:
         return 0, 0

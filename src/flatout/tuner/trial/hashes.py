@@ -1,8 +1,8 @@
-"""Tensors as one number: equal bits give equal numbers, on the device where the tensor lies.
+"""A tensor as one number: equal bits give equal numbers, computed on the tensor's device.
 
-Every element's bits, as a whole number, are multiplied by an odd number that belongs to its position, and the
-products are added modulo 2^64.  The sum does not depend on the order of addition, and no change of a single
-element can leave it as it was.
+The bits of every element, as an integer, are multiplied by an odd number that belongs to its position, and
+the products are added modulo 2^64.  The sum does not depend on the order of addition, and a change of a
+single element always changes it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)  # as a signed number
 
 
 def hash_of(tensor: Any) -> str:
-    """The bits, the shape and the format of a tensor, wherever and however it is laid out."""
+    """Hash the bits, shape and format of a tensor, independent of its device and layout."""
     import torch
 
     tensor = tensor.detach()
@@ -39,7 +39,7 @@ def hash_of(tensor: Any) -> str:
 
 
 def hash_of_batch(batch: Any) -> str:
-    """All tensors and arrays of a batch, in order."""
+    """Hash all tensors and arrays of a batch, in order."""
     return ", ".join(_hash_of_array(array) for array in arrays_of(batch))
 
 

@@ -1,8 +1,8 @@
-"""Finished trials, recorded as they finish, so that an interrupted tuning can continue.
+"""Record trials as they finish, so that an interrupted tuning can continue.
 
-A tuning is a sequence of trials, and what follows depends on their results alone.  Told the results again, it
-comes to the trial at which it was interrupted.  The journal names the job it is of: for another job, or for
-a script that has changed, it begins anew.
+A tuning is a sequence of trials, and each depends only on the results before it.  Given the recorded results
+again, it reaches the trial at which it was interrupted.  The journal names its job: for another job, or a
+script that has changed, it starts anew.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FORMAT, VERSION = "flatout-tuning-journal", 2
 
 
 def journal_path(command: tuple[str, ...]) -> Path:
-    """Where the journal of a command lies: in flatout's own folder."""
+    """Return the path of a command's journal, in flatout's own folder."""
     stem = Path(command[0]).name.removesuffix(".py") if command else "job"
     return home_folder() / f"{stem}-tuning.jsonl"
 
@@ -49,36 +49,36 @@ class Journal:
             path.write_text(json.dumps(head) + "\n", encoding="utf-8")
 
     def count(self, key: str) -> int:
-        """How many results of such trials were written down and not asked for yet."""
+        """Return how many recorded results of such trials were not used yet."""
         return len(self._known[key])
 
     def find(self, key: str) -> tuple[TrialResult, ...] | None:
-        """The next results of trials like these that were written down."""
+        """Return the next recorded results of such trials."""
         return self._known[key].popleft() if self._known[key] else None
 
     def add(self, key: str, *results: TrialResult, ahead: bool = False) -> None:
-        """Write down trials that ran together; `ahead` of being asked for, they can be found."""
+        """Record trials that ran together; with `ahead`, `find` returns them later."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"key": key, "results": encode(list(results))}) + "\n")
         if ahead:
             self._known[key].append(results)
 
     def close(self) -> None:
-        """The tuning is done: nothing is left to resume."""
+        """Remove the journal: the tuning is done."""
         self.path.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # other things are in it
+        with contextlib.suppress(OSError):  # the folder holds other files
             self.path.parent.rmdir()
 
 
 def evidence_of(path: Path) -> Path | None:
-    """The evidence that an interrupted tuning began with; None where there is none."""
+    """Return the evidence that an interrupted tuning began with, or None."""
     lines = _read(path)
     named = lines[0].get("evidence") if lines else None
     return Path(named) if named and Path(named).is_file() else None
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """The head and the whole lines after it; an interrupt may have cut off the last."""
+    """Read the head and the complete lines after it; an interrupt may have cut off the last."""
     found: list[dict[str, Any]] = []
     try:
         text = path.read_text(encoding="utf-8")

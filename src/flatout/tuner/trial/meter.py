@@ -1,9 +1,9 @@
-"""What a trial sees of its job: how long steps take, the losses, and what is computed at a few steps.
+"""What a trial observes of its job: step times, losses, and what a few steps compute.
 
 A step ends with an optimizer's step, of several optimizers the least frequent.  Steps are timed in blocks:
-on a GPU the host waits for it only between two blocks, so that nothing is added to a step.  A loss is the
-tensor whose `backward` is called.  At the steps that are to be compared, gradients and parameters become
-hashes, parameter by parameter; such steps are never timed.
+the host waits for a GPU only between two blocks, so that a step gets no extra work.  A loss is the tensor
+whose `backward` is called.  At the steps to be compared, gradients and parameters are hashed, parameter by
+parameter; such steps are never timed.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class StepHashes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialResult:
-    """What a trial saw."""
+    """What a trial observed."""
 
     ended: str  # "measured", "finished" before it was measured, "crashed", "killed"
     error: str | None = None
     blocks_s: tuple[float, ...] = ()  # seconds of a step, block by block
-    arms: tuple[ArmResult, ...] = ()  # of treatments that were switched
+    arms: tuple[ArmResult, ...] = ()  # of switched treatments
     before_s: float | None = None  # from the start of the process to the first block
     num_steps_before: int = 0
     losses: tuple[float, ...] = ()  # in order; several per step under accumulation
@@ -62,10 +62,10 @@ class TrialResult:
     start: str | None = None  # a hash of the weights before the first step, in 32 bits
     reads: tuple[float, ...] = ()  # numbers that the script read from tensors
     num_steps: int = 0
-    num_skipped: int = 0  # steps that a gradient scaler left out, or that had no gradient
+    num_skipped: int = 0  # steps that a gradient scaler skipped, or that had no gradient
     trained: int = 0  # parameters with a gradient at the first step
-    still: int = 0  # of them, those that the first step did not change
-    still_at_end: int = 0  # of them, those that are at the last step what they were before the first
+    still: int = 0  # of these, unchanged by the first step
+    still_at_end: int = 0  # of these, equal at the last step to before the first
     formats: tuple[str, ...] = ()  # of the parameters
     peak_bytes: int | None = None
     counts: Counts | None = None
@@ -87,8 +87,8 @@ class Meter:
         self._reads = Reads(options.checked, all_batches=options.all_batches)
         self._losses: list[Any] = []
         self._num_losses_at_start = 0
-        self._weights: list[tuple[Any, Any]] = []  # in the first step: parameters, and what they were before
-        self._hashes: list[tuple[Any, str]] = []  # after it: those with a gradient, and the same as hashes
+        self._weights: list[tuple[Any, Any]] = []  # in the first step: parameters, and their values before
+        self._hashes: list[tuple[Any, str]] = []  # after it: those with a gradient, and their earlier hashes
         self._start: str | None = None
         self._trained = self._still = self._still_at_end = 0
         self._formats: tuple[str, ...] = ()
@@ -99,7 +99,7 @@ class Meter:
         self._counts: Counts | None = None
 
     def run(self, script: Callable[[], None]) -> NoReturn:
-        """Run the script until enough is known, write what was seen, and leave."""
+        """Run the script until enough is known, write the result, and exit."""
         error: str | None = None
         try:
             script()
@@ -115,17 +115,17 @@ class Meter:
         Path(self.options.result).write_text(json.dumps(encode(result)))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        os._exit(0)  # threads and workers of a script that was cut off need not be waited for
+        os._exit(0)  # do not wait for threads and workers of a script that was cut off
 
     def prepare(self) -> None:
-        """Before the treatments are installed: what they change must be known first."""
+        """Prepare before the treatments are installed: record what they change."""
         import torch
 
         self._torch = torch
         variants.seed_all(torch, self.patches, self.options.seed)
 
     def install(self) -> None:
-        """Outside the treatments: what the script itself gets to see is what counts."""
+        """Install outside the treatments: what the script itself sees is what counts."""
         torch, options = self._torch, self.options
         if options.arms:
             self._switched = Blocks(options.arms, self.patches, seconds=options.seconds)
@@ -195,7 +195,7 @@ class Meter:
             raise EndOfTrial
 
     def _measure(self, step: int) -> None:
-        """Warm-up, blocks, and one more step that is compared."""
+        """Act by step number: warm-up, blocks, and one more step to compare."""
         options = self.options
         if self._switched is not None:
             self._measure_switched(step, self._switched)
@@ -254,7 +254,7 @@ class Meter:
         )
 
     def _look_at_first_step(self) -> None:
-        """Before it, and what it changed."""
+        """Record the weights before the first step, and what it changed."""
         torch = self._torch
         trained = [(now, before) for now, before in self._weights if now.grad is not None]
         self._trained = len(trained)
@@ -268,10 +268,10 @@ class Meter:
             self._save_first_step(trained, self.options.first_step)
             self.is_done = True
         self._hashes = [(now, hash_of(before)) for now, before in trained]
-        self._weights = []  # a second copy of the model is not the job's to carry
+        self._weights = []  # the job must not carry a second copy of the model
 
     def _save_first_step(self, trained: list[tuple[Any, Any]], path: str) -> None:
-        """Keep each parameter's gradient and change, in 64 bits."""
+        """Save each parameter's gradient and change, in 64 bits."""
         from safetensors.torch import save_file
 
         kept = {}
@@ -282,7 +282,7 @@ class Meter:
         save_file(kept, path)
 
     def result(self, ended: str, error: str | None = None) -> TrialResult:
-        """What was seen; the job is as it was."""
+        """Return what was observed, with the job restored."""
         self.patches.undo()
         on_gpu = self._torch is not None and self._torch.cuda.is_initialized()
         return TrialResult(

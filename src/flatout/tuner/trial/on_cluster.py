@@ -1,14 +1,14 @@
 """Trials as tasks on the nodes of a Ray cluster.
 
-A tuning asks for one trial after the other, and what it asks next depends on the answers.  It also knows what
-it will most likely ask: the next treatments, on top of what is kept so far.  Those run ahead on other nodes,
-and what turns out not to be asked for is cancelled: the answers, and so the end, are those of one machine.
+A tuning asks for one trial after the other, and each depends on the earlier answers.  It also knows what it
+will most likely ask: the next treatments, on top of those kept so far.  These run ahead on other nodes, and
+trials that turn out not to be needed are cancelled: the answers, and so the result, are those of one machine.
 
-What is compared by its times runs in one task on one node: both arms of a pair, or the blocks of one run.
-Numbers are compared between nodes, so these must be of one kind: the first to answer sets it, and others get
-no task.
+Trials that are compared by time run in one task on one node: both arms of a pair, or the blocks of one run.
+Numbers are compared between nodes, so the nodes must be of one kind: the first to answer sets it, and others
+get no task.
 
-Every answer is in the journal as soon as it comes.
+Every answer is written to the journal when it arrives.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trials import Run, TrialPlan, Trials, Unit, pair_of
 
 GRACE_S = 10.0  # for interrupted trials to clean up
-LOOK_S = 10.0  # between two looks at a cluster that has no room
-THREADS = "OMP_NUM_THREADS"  # which Ray sets to a task's cores
+LOOK_S = 10.0  # between two looks at a full cluster
+THREADS = "OMP_NUM_THREADS"  # Ray sets it to a task's cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class TrialsJob:
     module: bool
     plan: TrialPlan
     ranks: int
-    threads: str | None  # OMP_NUM_THREADS, as the command was given
+    threads: str | None  # OMP_NUM_THREADS as the command was given
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class TrialsAnswer:
 class _Task:
     key: str
     unit: Unit
-    labels: set[str] = field(default_factory=set)  # under which it is expected; none: it is asked for
+    labels: set[str] = field(default_factory=set)  # it is expected under these; none: it is asked for
 
 
 class ClusterTrials(Trials):
@@ -74,22 +74,22 @@ class ClusterTrials(Trials):
     def __exit__(self, *error: object) -> None:
         for task in self._tasks:
             self._cluster.cancel(task, interrupt=True)
-        if self._tasks:  # they remove their folders
+        if self._tasks:  # let them remove their folders
             self._cluster.wait(self._tasks, number=len(self._tasks), timeout_s=GRACE_S)
         self._tasks = {}
         super().__exit__(*error)
 
     def run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
-        """One run of the script, on some node."""
+        """Run the script once, on some node."""
         return self._run_unit(((tuple(doses), changes),))[0]
 
     def run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
-        """Two runs of the script, one after the other on one node."""
+        """Run the script twice, one after the other on one node."""
         one, other = self._run_unit(pair_of(first, second))
         return one, other
 
     def run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
-        """Runs whose numbers are compared: on as many nodes as there are."""
+        """Run trials whose numbers are compared, on as many nodes as there are."""
         self.expect("numbers", [((tuple(doses), changes),) for doses, changes in runs])
         return [self.run(doses, **changes) for doses, changes in runs]
 
@@ -98,7 +98,7 @@ class ClusterTrials(Trials):
         return max(1, self._cluster.slots())
 
     def expect(self, label: str, units: Sequence[Unit]) -> None:
-        """Start what is neither running nor known yet."""
+        """Start trials that are neither running nor known yet."""
         wanted: dict[str, list[Unit]] = defaultdict(list)
         for unit in map(self._whole, units):
             wanted[self._key(unit)].append(unit)
@@ -110,7 +110,7 @@ class ClusterTrials(Trials):
                 self._start(_Task(key=key, unit=unit, labels={label}))
 
     def forget(self, label: str | None = None) -> None:
-        """Cancel what is expected under this label alone, or everything."""
+        """Cancel trials expected under this label alone, or all of them."""
         for task, known in list(self._tasks.items()):
             known.labels = set() if label is None else known.labels - {label}
             if not known.labels:
@@ -136,7 +136,7 @@ class ClusterTrials(Trials):
             if all(task.key != key for task in self._tasks.values()):
                 self._start(_Task(key=key, unit=unit))
             arrived = self._collect()
-            if leaves_file and key in arrived:  # the file is gone with the folder: it is not written down
+            if leaves_file and key in arrived:  # its file disappears with the folder, so it is not recorded
                 return arrived[key]
         return known
 
@@ -151,7 +151,7 @@ class ClusterTrials(Trials):
         self._tasks[self._cluster.submit(run_unit, job, task.unit)] = task
 
     def _collect(self) -> dict[str, tuple[TrialResult, ...]]:
-        """Wait for an answer, and write down every one that came."""
+        """Wait for an answer, and record every one that came."""
         ended = self._cluster.wait(self._tasks, timeout_s=LOOK_S)
         if not ended and (lack := self._cluster.describe_lack()):
             self.on_progress(lack)
@@ -176,7 +176,7 @@ class ClusterTrials(Trials):
 
 
 def run_unit(job: TrialsJob, unit: Unit) -> TrialsAnswer:
-    """Run trials on the node of this process; of what they leave behind only files asked for are kept."""
+    """Run trials on this process's node; keep only the files that were asked for."""
     if job.threads is None:
         os.environ.pop(THREADS, None)
     else:
@@ -195,7 +195,7 @@ def run_unit(job: TrialsJob, unit: Unit) -> TrialsAnswer:
 
 
 def describe_machine() -> str:
-    """What numbers depend on, of this machine."""
+    """Describe what numbers depend on, on this machine."""
     from flatout.ground.packages import installed_version
     from flatout.hardware.host import read_host
     from flatout.hardware.nvml import read_gpus

@@ -1,6 +1,6 @@
-"""What else of the job can go wrong unseen: batches, values that the script reads, steps that a scaler skips.
+"""What else can go wrong unseen: batches, values that the script reads, steps that a scaler skips.
 
-A loss that is computed right may still be read a step late, and a loader may serve a batch twice.
+A correctly computed loss may still be read a step late, and a loader may serve a batch twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Reads:
         self.batches: dict[str, str] = {}  # hashes, by "loader.batch", both from 1
         self.scalars: list[float] = []
         self._found_inf: list[Any] = []
-        self._datasets: list[Any] = []  # of the loaders; a loader may be made anew for every epoch
+        self._datasets: list[Any] = []  # of the loaders; a loader may be rebuilt for every epoch
         self._num_batches: Counter[int] = Counter()
 
     @property
@@ -63,7 +63,7 @@ class Reads:
         return len(self._datasets)
 
     def _watch_scalars(self, torch: Any, patches: Patches) -> None:
-        """Note what the script gets from `item()` and `float()`; torch's own reads are its own affair."""
+        """Record what the script gets from `item()` and `float()`, but not torch's own reads."""
         inside = os.path.join(os.path.dirname(torch.__file__), "")
         shown = os.path.join(inside, "_tensor.py")  # a tensor in an f-string
 

@@ -1,8 +1,8 @@
-"""Treatments turned on and off in blocks of one run, several beside each other.
+"""Turn treatments on and off in blocks of one run, several beside each other.
 
-The schedule is that of a diagnosis: each block of an arm stands between blocks of steps as they are, what
-shows no gain ends early, and the ratio with its interval comes from blocks a second apart.  One arm changes
-nothing: what is measured of it is noise.
+The schedule is that of a diagnosis: each block of an arm stands between blocks of unchanged steps, arms
+without a gain end early, and the ratio with its interval comes from blocks a second apart.  One arm changes
+nothing, to measure the noise.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from flatout.measure.statistics import compare, outliers
 from flatout.tuner.treatment import Dose, Switch, treatment_of
 
 LEAST_GAIN = 1.03
-NO_GAIN = 1.01  # a treatment that shows less after a few rounds gets no more of them
+NO_GAIN = 1.01  # a treatment that shows less after a few rounds gets no more
 FEW_ROUNDS, FEWEST_ROUNDS, NOISE_ROUNDS, MOST_ROUNDS = 3, 5, 6, 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmResult:
-    """What the blocks of one arm showed against those beside them."""
+    """What the blocks of one arm showed against the blocks beside them."""
 
     label: str
     ratio: float
@@ -55,7 +55,7 @@ class Blocks:
     """Decides, block by block, which arm runs, and times its steps."""
 
     def __init__(self, doses: Sequence[Dose], patches: Patches, *, seconds: float) -> None:
-        """Make the switches, off: the script starts next."""
+        """Make the switches, off; the script starts next."""
         self._seconds = seconds
         self._arms: list[Arm] = [Same()]
         for dose in doses:
@@ -68,13 +68,13 @@ class Blocks:
         self._steps: list[Step] = []
 
     def begin(self, torch: Any, *, step_s: float) -> bool:
-        """Between two steps: begin the first block; False where there is no time for one."""
+        """Begin the first block, between two steps; return False if there is no time for one."""
         self._torch, self._began_s = torch, time.perf_counter()
         self._rounds = Rounds(self._arms, step_s=step_s, seconds=self._seconds, is_settled=is_settled)
         return self._next_block()
 
     def step_end(self) -> bool:
-        """After each step; False when every arm is settled or the time is up."""
+        """Note the end of a step; return False if every arm is settled or the time is up."""
         self._ends.append(_now(self._torch))
         self._left -= 1
         if self._left:
@@ -119,7 +119,7 @@ class Blocks:
         return compare(self._kept_steps(), label=arm.label, baseline=arm.baseline)
 
     def results(self) -> tuple[ArmResult, ...]:
-        """What each arm showed; those that never ran are left out."""
+        """Return what each arm showed, without those that never ran."""
         found = [(arm.label, self._measured(arm)) for arm in self._arms]
         return tuple(
             ArmResult(
@@ -135,7 +135,7 @@ class Blocks:
 
 
 def is_settled(arm: Arm, num_blocks: int, gained: Counterfactual | None) -> bool:
-    """Whether more blocks would not change the answer; noise gets as many as it takes to be known."""
+    """Return whether more blocks would not change the answer; noise gets as many as it needs."""
     if num_blocks < FEW_ROUNDS or gained is None:
         return num_blocks >= MOST_ROUNDS
     if arm.label == Same.label:
@@ -147,7 +147,7 @@ def is_settled(arm: Arm, num_blocks: int, gained: Counterfactual | None) -> bool
 
 
 def _now(torch: Any) -> Any:
-    """The end of a step: on a GPU where its stream comes to it, else by the clock."""
+    """Mark the end of a step: an event of the stream on a GPU, else the clock."""
     if not torch.cuda.is_initialized():
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)

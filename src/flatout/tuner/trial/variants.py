@@ -1,7 +1,7 @@
 """The job with one thing changed on purpose, for comparisons: seeds, the last bit, 64 bits, no dropout.
 
-All trials of a tuning begin with the same state of every generator, also where the script sets no seed: what
-two of them compute is compared number by number.
+All trials of a tuning start with the same state of every generator, even if the script sets no seed, because
+their results are compared number by number.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from flatout.ground.script.main import after_import
 from flatout.measure.patches import Patches
 from flatout.tuner.outermost import Inputs
 
-FIRST_SEED = 20_240  # where the script sets none
+FIRST_SEED = 20_240  # if the script sets none
 
 
 def seed_all(torch: Any, patches: Patches, by: int) -> None:
-    """Begin with a known state, and add `by` to every seed that the script sets."""
+    """Start with a known state, and add `by` to every seed that the script sets."""
 
     def shifted(real: Callable[..., Any]) -> Callable[..., Any]:
         def seed(number: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ def seed_all(torch: Any, patches: Patches, by: int) -> None:
 
 
 def fix_samples(torch: Any, patches: Patches) -> None:
-    """Let what a dataset draws for a batch depend on its indices alone, whichever process fetches it."""
+    """Make what a dataset draws for a batch depend on its indices alone, whichever process fetches it."""
     from torch.utils.data._utils import fetch
 
     @patches.around(fetch._MapDatasetFetcher, "fetch")
@@ -71,9 +71,9 @@ def fix_samples(torch: Any, patches: Patches) -> None:
 
 
 def nudge(torch: Any, parameter: Any) -> None:
-    """Move every second element by one unit in the last place of what it is multiplied in.
+    """Move every second element by one unit in the last place of the format it is multiplied in.
 
-    Under autocast that is a 16-bit format.  Half of such a unit up and down is what rounding to it does.
+    Under autocast that is a 16-bit format.  Rounding to it moves values by up to half of such a unit.
     """
     kind = parameter.device.type
     moved = parameter.detach().clone().view(-1)
@@ -87,7 +87,7 @@ def nudge(torch: Any, parameter: Any) -> None:
 
 
 def widen(inputs: Inputs) -> Inputs:
-    """The same inputs in 64 bits."""
+    """Convert the inputs to 64 bits."""
     from flatout.measure.batches import map_arrays
 
     def wide(array: Any) -> Any:
@@ -136,7 +136,7 @@ def _writes(function: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
 
 
 def switch_dropout_off(torch: Any, patches: Patches) -> None:
-    """Random masks of one format are not those of another: gradients are compared without them."""
+    """Turn dropout off: formats draw different random masks, so gradients are compared without them."""
     functional = torch.nn.functional
     for name in ("dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout"):
         patches.replace(functional, name, _without_chance(getattr(functional, name)))
@@ -158,7 +158,7 @@ def _without_chance(real: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def draw_as_eager_does() -> None:
-    """Compiled code has a generator of its own; losses can be compared only where both draw alike."""
+    """Let compiled code draw like eager code: only then can losses be compared."""
     from torch._inductor import config
 
     config.fallback_random = True

@@ -1,6 +1,6 @@
-"""Calls that only help to debug or to save memory, left out.
+"""Remove calls that only help to debug or save memory.
 
-`torch.cuda.empty_cache()` in a loop gives memory back that the next round asks for again;
+`torch.cuda.empty_cache()` in a loop returns memory that the next iteration allocates again;
 `torch.cuda.synchronize()` makes the host wait; anomaly detection records a stack for every operation; and
 `zero_grad(set_to_none=False)` fills gradients with zeros that the next backward could have written.
 """
@@ -44,7 +44,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
 
 
 def _times(source: Source, node: cst.CSTNode) -> bool:
-    """Whether the function reads a clock: a wait belongs to what it measures."""
+    """Return whether the function reads a clock: then a wait belongs to its measurement."""
     return any(
         (call_of(each) or "").rpartition(".")[2] in CLOCKS
         for each in walk(source.scope(node))

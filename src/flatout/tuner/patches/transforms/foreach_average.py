@@ -1,4 +1,4 @@
-"""Averages of weights over all parameters at once.
+"""Average weights over all parameters at once.
 
     for p, q in zip(ema.parameters(), model.parameters()):
         p.data.mul_(decay).add_(q.data, alpha=1 - decay)
@@ -7,7 +7,7 @@
         torch._foreach_mul_(list(ema.parameters()), decay)
         torch._foreach_add_(list(ema.parameters()), list(model.parameters()), alpha=1 - decay)
 
-Also `p.data.lerp_(q.data, w)` and `p.data.copy_(a * q.data + b * p.data)`, as target networks have it.
+Also `p.data.lerp_(q.data, w)` and `p.data.copy_(a * q.data + b * p.data)`, as target networks use it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
 
 
 def _pair(source: Source, loop: cst.For) -> tuple[dict[str, str], cst.BaseSmallStatement] | None:
-    """({name: the parameters it stands for}, the one statement) of a loop over two models."""
+    """Return ({name: the parameters it stands for}, the single statement) of a loop over two models."""
     if call_of(loop.iter) != "zip" or not isinstance(loop.iter, cst.Call) or loop.orelse is not None:
         return None
     models = [each.value for each in loop.iter.args if each.keyword is None]
@@ -86,7 +86,7 @@ def _together(source: Source, loop: cst.For, named: dict[str, str], small: cst.B
 
 
 def _decayed(source: Source, call: cst.Call, named: dict[str, str]) -> list[str]:
-    """`p.mul_(d).add_(q, alpha=1 - d)`, and with `(1 - d) * q` or `q * (1 - d)` inside."""
+    """Read `p.mul_(d).add_(q, alpha=1 - d)`, also with `(1 - d) * q` or `q * (1 - d)` inside."""
     assert isinstance(call.func, cst.Attribute)
     inner = call.func.value
     if (
@@ -111,7 +111,7 @@ def _decayed(source: Source, call: cst.Call, named: dict[str, str]) -> list[str]
 
 
 def _mixed(source: Source, call: cst.Call, named: dict[str, str]) -> list[str]:
-    """`p.copy_(a * q + b * p)` and `p.copy_(q)`."""
+    """Read `p.copy_(a * q + b * p)` and `p.copy_(q)`."""
     assert isinstance(call.func, cst.Attribute)
     target, value = _name(call.func.value, named), argument(call, "other", 0) or argument(call, "src", 0)
     if not isinstance(value, cst.BinaryOperation):
@@ -136,7 +136,7 @@ def _mixed(source: Source, call: cst.Call, named: dict[str, str]) -> list[str]:
 def _product(
     node: cst.BinaryOperation, named: dict[str, str]
 ) -> tuple[cst.BaseExpression, cst.BaseExpression]:
-    """(the number, the parameter) of a product."""
+    """Return (number, parameter) of a product."""
     if not isinstance(node.operator, cst.Multiply):
         raise Refused("parameters are mixed by more than a sum of two shares")
     if names(node.left) & set(named):
@@ -145,7 +145,7 @@ def _product(
 
 
 def _name(node: cst.CSTNode | None, named: dict[str, str]) -> str:
-    """`p` of `p`, `p.data` and `p.detach()`."""
+    """Return `p` of `p`, `p.data` and `p.detach()`."""
     if isinstance(node, cst.Call) and method_of(node) == "detach" and isinstance(node.func, cst.Attribute):
         node = node.func.value
     if isinstance(node, cst.Attribute) and node.attr.value == "data":

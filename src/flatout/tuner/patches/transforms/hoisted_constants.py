@@ -1,11 +1,11 @@
-"""What a loop computes again and again from what it never changes, computed once before it.
+"""Compute once, before a loop, what every iteration of it computes alike.
 
     for t in range(n):                          constant = self.kind(torch.tensor([0]))
         rows.append(x[t] + self.kind(           for t in range(n):
             torch.tensor([0])))         ->          rows.append(x[t] + constant)
 
-Only parts of larger expressions are moved: a tensor that is stored or written to must stay one of its own in
-each round.  In a loop that trains, what reads parameters stays where it is.
+Only parts of larger expressions move: a tensor that is stored or written to must be a separate one in each
+iteration.  In a loop that trains, expressions that read parameters stay where they are.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
         if lines and not any(source.holds(source.statement(each), line) for line in lines):
             continue
         loop = _outermost_loop(source, each)
-        # a larger part of it may move already
+        # a larger part of it may already move
         if loop is not None and not _is_inside(source, each, by_loop):
             by_loop.setdefault(loop, []).append(each)
     if not by_loop:
@@ -66,7 +66,7 @@ def _is_inside(source: Source, node: cst.Call, by_loop: dict[Loop, list[cst.Call
 
 
 def _is_part(source: Source, node: cst.Call) -> bool:
-    """Whether only an operator or another pure call sees the value."""
+    """Return whether only an operator or another pure call sees the value."""
     kinds = module_kinds(source, node)
     called = call_of(node) or ""
     makes = called.startswith("torch.") and called.rpartition(".")[2] in CREATING
@@ -82,7 +82,7 @@ def _is_part(source: Source, node: cst.Call) -> bool:
 
 
 def _outermost_loop(source: Source, node: cst.Call) -> Loop | None:
-    """The outermost loop that changes nothing of what a call reads."""
+    """Return the outermost loop that changes nothing a call reads."""
     found = None
     reads_modules = any(dotted(each) in module_kinds(source, node) for each in walk(node))
     for loop in source.loops_around(node):

@@ -1,4 +1,4 @@
-"""Loader workers that live for the whole run, instead of being started for every epoch."""
+"""Keep loader workers for the whole run, instead of starting them for every epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses summed on the device and read where they are used, instead of in every step.
+"""Sum losses on the device and read them where they are used, instead of in every step.
 
     total += loss.item()                  total += loss.detach().double()
     if step % 100 == 0:           ->      if step % 100 == 0:
@@ -46,7 +46,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
 
 
 def _item(value: cst.CSTNode) -> cst.Call | None:
-    """The one `.item()` of what is added: alone, or times and by plain numbers."""
+    """Return the only `.item()` in what is added: alone, or multiplied or divided by plain numbers."""
     if isinstance(value, cst.BinaryOperation) and isinstance(value.operator, (cst.Multiply, cst.Divide)):
         found = [_item(side) for side in (value.left, value.right)]
         others = [side for side, item in zip((value.left, value.right), found, strict=True) if item is None]
@@ -93,7 +93,7 @@ def _read_late(source: Source, name: str, scope: cst.CSTNode) -> dict[cst.CSTNod
 
 
 def _counts(value: cst.CSTNode) -> bool:
-    """Whether `(a == b).sum().item()` is summed: a whole number."""
+    """Return whether the sum is of `(a == b).sum().item()`: an integer."""
     if isinstance(value, cst.BinaryOperation):
         return False
     return any(isinstance(each, cst.Comparison) for each in walk(value)) and not any(
@@ -102,7 +102,7 @@ def _counts(value: cst.CSTNode) -> bool:
 
 
 def _check_resets(source: Source, name: str, scope: cst.CSTNode) -> None:
-    """Every other binding must give it a plain number."""
+    """Require that every other binding gives it a plain number."""
     for each in walk(scope):
         if isinstance(each, (cst.Global, cst.Nonlocal)) and name in {item.name.value for item in each.names}:
             raise Refused(f"{name} is shared with other functions")

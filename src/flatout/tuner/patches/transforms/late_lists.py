@@ -1,4 +1,4 @@
-"""Losses kept in a list as tensors and read where the list is used, instead of in every step.
+"""Keep losses in a list as tensors and read them where the list is used, instead of in every step.
 
     losses.append(loss.item())          losses.append(loss.detach().clone())
     print(sum(losses))          ->      print(sum([each.item() for each in losses]))
@@ -79,7 +79,7 @@ def _read_late(source: Source, name: str, scope: cst.CSTNode) -> dict[cst.CSTNod
 
 
 def _read(source: Source, word: cst.Name, scope: cst.CSTNode) -> dict[cst.CSTNode, Replacement]:
-    """What a use of the list becomes; nothing where its length or the list itself is meant."""
+    """Rewrite a use of the list; nothing if only its length or the list itself is used."""
     name, above = word.value, source.parent(word)
     if source.scope(word) is not scope:
         if binds_itself(source, word, scope):

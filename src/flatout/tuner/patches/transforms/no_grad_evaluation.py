@@ -1,4 +1,4 @@
-"""Evaluation without gradients: `@torch.no_grad()` above a function that evaluates and returns numbers."""
+"""Evaluate without gradients: `@torch.no_grad()` above a function that evaluates and returns numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _evaluates(function: cst.FunctionDef) -> bool:
 
 
 def _numbers(function: cst.FunctionDef) -> set[str]:
-    """Names of a function that are given numbers only."""
+    """Return the names of a function that only hold numbers."""
     given: dict[str, list[cst.BaseExpression]] = {}
     for each in walk(function.body):
         if isinstance(each, cst.Assign):
@@ -79,7 +79,7 @@ def _check(source: Source, function: cst.FunctionDef) -> None:
 
 
 def _is_number(value: cst.BaseExpression, numbers: set[str]) -> bool:
-    """Numbers, and what is made of them by arithmetic, tuples and dicts; another name may be a tensor."""
+    """Return whether a value is a number, or built from numbers; any other name may be a tensor."""
     if isinstance(value, cst.Name):
         return value.value in numbers
     if isinstance(value, (cst.Integer, cst.Float, cst.SimpleString)):

@@ -1,4 +1,4 @@
-"""A model called for each sample, called once for all.
+"""Call a model once for all samples, instead of once for each.
 
     torch.cat([model(x[i : i + 1]) for i in range(len(x))])   ->   model(x)
 
@@ -43,7 +43,7 @@ def _one_call(source: Source, found: Collected) -> cst.BaseExpression:
 
 
 def _all_rows(found: Collected, row: cst.BaseExpression) -> str | None:
-    """x, where a row of it is given for each of its rows in order."""
+    """Return x if the loop passes each of its rows in order."""
     parts = expression(f"[None {found.clauses}]")
     assert isinstance(parts, cst.ListComp)
     clause = parts.for_in

@@ -1,4 +1,4 @@
-"""Sequences that a loop builds row by row for each sample, built by one gather.
+"""Build sequences by one gather, instead of row by row for each sample.
 
     for b in range(x.size(0)):                       built = ragged.concat([
         seq = [start]                                    ragged.constant(start),
@@ -6,10 +6,10 @@
             seq.append(x[b, t] + kind)               ])
         sequences.append(torch.cat(seq))
 
-Each statement of the loop becomes a piece: what is the same for all samples a constant, `x[b]` and
-`x[b, t]` rows of `x`, an `if` the samples that have the piece.  A second loop that pads the sequences with
-zeros, `pad_sequence` and `torch.stack` are what `ragged.concat` returns; for any other reader the sequences
-are cut apart again.
+Each statement of the loop becomes a piece: a value that is the same for all samples becomes a constant,
+`x[b]` and `x[b, t]` become rows of `x`, and an `if` selects the samples that have the piece.  `ragged.concat`
+replaces a second loop that pads the sequences with zeros, `pad_sequence` and `torch.stack`; any other reader
+gets the sequences cut apart again.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _rewrite_loop(source: Source, loop: cst.For) -> dict[cst.CSTNode, Replacemen
     text += "    ]\n)\n"
     after = ""
     changes: dict[cst.CSTNode, Replacement] = dict.fromkeys(removed)
-    if consumed.whole is None:  # whoever reads them gets a list, as before
+    if consumed.whole is None:  # other readers get a list, as before
         pairs = f"zip({built}.values.unbind(0), {built}.lengths.tolist())"
         after = f"{body.result} = [row[:length] for row, length in {pairs}]\n"
     else:
@@ -167,7 +167,7 @@ def _read_head(source: Source, loop: cst.For) -> Head:
 
 
 def _read_end(body: Body, block: list[cst.BaseStatement] | list[cst.CSTNode]) -> str:
-    """`sequences.append(torch.cat(seq, dim=0))`, in one statement or two."""
+    """Read `sequences.append(torch.cat(seq, dim=0))`, in one statement or two."""
     last = appended(block[-1])
     if last is None:
         raise Refused("the loop over samples does not end by appending a joined sequence")
@@ -247,7 +247,7 @@ def _read_block(body: Body, block: cst.BaseSuite, where: tuple[str, ...]) -> Non
 
 
 def _extended(statement: cst.CSTNode, sequence: str) -> list[cst.BaseExpression] | None:
-    """The elements of `seq.extend([a, b])` and of `seq += [a, b]`."""
+    """Return the elements of `seq.extend([a, b])` or `seq += [a, b]`."""
     small = simple(statement)
     value: cst.BaseExpression | None = None
     if (
@@ -286,7 +286,7 @@ def _beginning(source: Source, loop: cst.For, name: str) -> cst.CSTNode:
 def _check_other_readers(
     source: Source, loop: cst.For, removed: Sequence[cst.CSTNode], result: str, consumed: Consumer
 ) -> None:
-    """What the removed statements bind must not be read by others."""
+    """Require that no other code reads what the removed statements bind."""
     scope = source.scope(loop)
     bound = {name.value for node in removed for name in bindings(node)} - set(consumed.lengths)
     if consumed.whole is None:

@@ -1,4 +1,4 @@
-"""Tensors made one by one and joined, made as one.
+"""Make one tensor, instead of many that are joined.
 
     torch.cat([self.kind(torch.tensor([k])) for k in kinds])  ->  self.kind(torch.tensor([k for k in kinds]))
 
@@ -26,7 +26,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
 
 
 def _all_kinds(source: Source) -> dict[str, str]:
-    """Temporaries of a loop may call any module that is known to be pure in its class."""
+    """Map all modules to their kinds: temporaries of a loop may call any module that is known to be pure."""
     found: dict[str, str] = {}
     for node in source.module.body:
         if isinstance(node, cst.ClassDef):
@@ -59,7 +59,7 @@ def _one(source: Source, found: Collected) -> cst.BaseExpression:
 
 
 def _maker(source: Source, found: Collected) -> cst.Call:
-    """The call that makes the tensor: the element, or what modules that treat rows alone are given."""
+    """Return the call that makes the tensor: the element, or the input of modules that treat rows alone."""
     node, kinds = found.element, module_kinds(source, found.call)
     while isinstance(node, cst.Call):
         called = call_of(node)

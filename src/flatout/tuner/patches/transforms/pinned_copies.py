@@ -1,4 +1,4 @@
-"""Batches in page-locked memory, copied to the GPU while the host goes on.
+"""Keep batches in page-locked memory and copy them to the GPU without waiting.
 
 DataLoader(dataset, ...)          DataLoader(dataset, ..., pin_memory=True)
 batch.to(device)          ->      batch.to(device, non_blocking=True)
@@ -40,7 +40,7 @@ def _is_copy(source: Source, call: cst.Call, lines: Sequence[int]) -> bool:
 
 
 def with_argument(call: cst.Call, name: str, value: str) -> cst.Call:
-    """The call with one more keyword, set as its last argument is set."""
+    """Add a keyword to a call, formatted like its last argument."""
     new = cst.Arg(
         keyword=cst.Name(name),
         value=expression(value),

@@ -1,4 +1,4 @@
-"""Rows taken one by one and stacked, taken by one index.
+"""Take rows by one index, instead of one by one.
 
     torch.stack([x[i, n - 1] for i, n in enumerate(lengths)])
     ->  x[torch.tensor([(i, n - 1) for i, n in enumerate(lengths)], device=x.device).unbind(1)]

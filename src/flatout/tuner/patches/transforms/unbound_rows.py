@@ -1,4 +1,4 @@
-"""Rows that a loop must read one after another, cut apart before it.
+"""Unbind a tensor before a loop that must read its rows one after another.
 
     for t in range(x.size(1)):                rows = x.unbind(1)
         h = cell(x[:, t], h)          ->      for t in range(x.size(1)):
@@ -40,7 +40,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
 
 
 def _counter(loop: cst.For) -> str | None:
-    """The name that counts from 0 or above."""
+    """Return the name that counts from 0 or above."""
     called = call_of(loop.iter)
     if called == "range" and isinstance(loop.target, cst.Name) and isinstance(loop.iter, cst.Call):
         negative = any(isinstance(each.value, cst.UnaryOperation) for each in loop.iter.args)
@@ -52,7 +52,7 @@ def _counter(loop: cst.For) -> str | None:
 
 
 def _place(source: Source, node: cst.Subscript) -> tuple[cst.For, str] | None:
-    """(the loop whose counter chooses the row, all rows as text) of `x[:, t]`, `x[t]`, `x[b, t]`."""
+    """Return (the loop whose counter selects the row, all rows as text) of `x[:, t]`, `x[t]`, `x[b, t]`."""
     owner = dotted(node.value)
     parent = source.parent(node)
     if owner is None or isinstance(parent, (cst.AssignTarget, cst.AugAssign, cst.Del)):

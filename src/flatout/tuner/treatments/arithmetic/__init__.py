@@ -1,4 +1,4 @@
-"""The same mathematics by other kernels: number formats, layouts, compilation.
+"""The same mathematics with other kernels: number formats, layouts, compilation.
 
-_loss_scale   what float16 needs of a script that knows nothing of it; not a treatment by itself
+_loss_scale   what float16 needs in a script that does not scale its loss; not a treatment by itself
 """

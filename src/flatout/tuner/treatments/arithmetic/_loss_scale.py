@@ -1,9 +1,9 @@
-"""A scaled loss for a script that knows nothing of it.
+"""Scale the loss for a script that does not.
 
 Gradients of float16 activations are often too small for the format.  The loss is multiplied before the
-backward pass, and each parameter's gradient divided as it arrives, before it is added to others: a script
-that clips, sums or logs gradients meets the ones it expects.  A step whose gradients are not finite is left
-out, by taking them away, and the scale halved.
+backward pass, and each parameter's gradient is divided as it arrives, before it is added to others: a script
+that clips, sums or logs gradients sees the values it expects.  A step whose gradients are not finite is
+skipped, by removing them, and the scale is halved.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from flatout.measure.patches import Patches
 from flatout.tuner.step_hooks import around_steps
 
 FIRST, LEAST, MOST = 2.0**13, 1.0, 2.0**24
-GROW_AFTER = 2000  # steps without one that was left out
+GROW_AFTER = 2000  # steps without a skipped one
 
 
 class LossScale:
-    """The scale of one process, and what it did."""
+    """The scale of one process, and its history."""
 
     def __init__(self) -> None:
         self.scale = FIRST
         self.num_skipped = 0
         self._good_steps = 0
-        self._scaling = False  # inside a backward pass that was scaled
+        self._scaling = False  # inside a scaled backward pass
         self._hooked: set[int] = set()
 
     def install(self, patches: Patches) -> None:
@@ -50,7 +50,7 @@ class LossScale:
             self._watch(optimizer, patches)
 
         for optimizer in live_objects(with_subclasses(torch.optim.Optimizer)):
-            self._watch(optimizer, patches)  # of a job under way
+            self._watch(optimizer, patches)  # of a running job
 
         patches.replace(torch.autograd, "backward", backward)
         patches.replace(torch.optim.Optimizer, "add_param_group", add_param_group)

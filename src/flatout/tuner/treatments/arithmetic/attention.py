@@ -1,4 +1,4 @@
-"""Attention of Hugging Face models in one kernel (SDPA), if they are set to compute it step by step."""
+"""Compute attention of Hugging Face models in one kernel (SDPA) instead of step by step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ EAGER = re.compile(r"attn_implementation\W+eager")
 
 
 def propose(case: Case) -> list[Value]:
-    """Where the script asks for eager attention, and not for the weights that only this returns."""
+    """Propose it if the script asks for eager attention, but not for the weights that only this returns."""
     return ["sdpa"] if EAGER.search(case.source) and "output_attentions" not in case.source else []
 
 
@@ -27,7 +27,7 @@ def install(patches: Patches, value: Value) -> None:
             if isinstance(each, transformers.PreTrainedModel):
                 if each.config._attn_implementation == "eager":
                     each.set_attn_implementation(str(value))
-                return  # it tells its parts
+                return  # it passes the setting on to its parts
 
     on_first_call(patches, change)
 

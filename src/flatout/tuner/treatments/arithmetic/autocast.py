@@ -1,8 +1,8 @@
-"""The forward and the loss in a 16-bit format, weights and sums in 32 bits.
+"""Compute the forward and the loss in a 16-bit format, weights and sums in 32 bits.
 
-The whole training thread computes under autocast; optimizers step outside it.  What autocast keeps of the
-weights in 16 bits is forgotten at each step, since the weights have changed.  GPUs before Ampere multiply
-float16 and no bfloat16; its small range needs a scaled loss (`_loss_scale`).
+The whole training thread computes under autocast; optimizers step outside it.  Autocast's cache of 16-bit
+weights is cleared at each step, since the weights have changed.  GPUs before Ampere multiply float16 but not
+bfloat16; the small range of float16 needs a scaled loss (`_loss_scale`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from flatout.tuner.treatments.arithmetic._loss_scale import LossScale
 
 
 def propose(case: Case) -> list[Value]:
-    """On GPUs with units for a 16-bit format, where the job computes in 32 bits and scales no loss itself."""
+    """Propose it on GPUs with 16-bit units, if the job computes in 32 bits and does not scale its loss."""
     evidence = case.evidence
     precision, gpu = evidence.precision, evidence.gpu
     if precision is None or precision.autocast or set(precision.parameter_dtypes) != {"float32"}:

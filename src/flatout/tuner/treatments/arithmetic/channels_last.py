@@ -1,4 +1,4 @@
-"""Images with their channels last, as convolution kernels want them."""
+"""Store images with their channels last, as convolution kernels need them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LEAST_SHARE = 0.1  # of the step, in convolutions
 
 
 def propose(case: Case) -> list[Value]:
-    """Where convolutions take a share of the step."""
+    """Propose it if convolutions take a share of the step."""
     kernels, step_s = case.evidence.kernels, case.own_step_s
     if kernels is None or not step_s:
         return []

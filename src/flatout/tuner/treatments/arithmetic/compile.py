@@ -1,4 +1,4 @@
-"""The model compiled by torch.compile; given up where it is compiled again and again."""
+"""Compile the model with torch.compile; give up if it recompiles again and again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from flatout.tuner.outermost import on_first_call
 from flatout.tuner.step_hooks import around_steps
 from flatout.tuner.treatment import Case, Treatment, Value
 
-BUSY = 0.9  # of the step: graphs save launches, which a busy GPU does not wait for
-MOST_RECOMPILATIONS = 6  # training and evaluation, a last batch, and one surprise have a few
+BUSY = 0.9  # of the step: graphs save launches, and a busy GPU does not wait for those
+MOST_RECOMPILATIONS = 6  # training and evaluation, a last batch, and one surprise need a few
 
 
 def propose(case: Case) -> list[Value]:
-    """Where a compiler is at hand; for shapes that vary as such, and on an idle GPU as captured graphs."""
+    """Propose it if a compiler is installed: dynamic if shapes vary, and with CUDA graphs on an idle GPU."""
     evidence = case.evidence
     ragged = any(loader.lengths is not None for loader in evidence.loaders)
     if evidence.compilation is not None or (evidence.job.device == "cpu" and shutil.which("g++") is None):
@@ -41,7 +41,7 @@ def install(patches: Patches, value: Value) -> None:
         if value == "reduce-overhead":
             import torch
 
-            torch.compiler.cudagraph_mark_step_begin()  # what the last step returned may be overwritten
+            torch.compiler.cudagraph_mark_step_begin()  # the last step's outputs may be overwritten
         if compiled and num_recompilations() - num_before > MOST_RECOMPILATIONS:
             for module in compiled:
                 module._compiled_call_impl = None
@@ -53,7 +53,7 @@ def install(patches: Patches, value: Value) -> None:
 
 
 def num_recompilations() -> int:
-    """How often a function was compiled again, by dynamo's own records."""
+    """Return how often a function was recompiled, by dynamo's own records."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     if dynamo is None:
         return 0

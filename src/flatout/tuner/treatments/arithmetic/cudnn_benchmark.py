@@ -1,7 +1,7 @@
-"""Convolution algorithms chosen by trying them, where shapes stay the same.
+"""Choose convolution algorithms by trying them, if shapes stay the same.
 
-An algorithm that was chosen for a shape stays chosen whatever the setting becomes, so that a run under way
-cannot be switched.
+Once chosen for a shape, an algorithm stays chosen whatever the setting becomes, so a running job cannot be
+switched.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from flatout.tuner.treatments.arithmetic.channels_last import propose as propose
 
 
 def propose(case: Case) -> list[Value]:
-    """On a GPU, where convolutions take a share of the step."""
+    """Propose it on a GPU if convolutions take a share of the step."""
     return propose_for_convolutions(case) if case.evidence.job.device == "cuda" else []
 
 

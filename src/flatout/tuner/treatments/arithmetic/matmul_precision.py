@@ -1,4 +1,4 @@
-"""Matrix products of 32-bit numbers on tensor cores (TF32)."""
+"""Multiply matrices of 32-bit numbers on tensor cores (TF32)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flatout.tuner.treatment import Case, Treatment, Value, reversible
 
 
 def propose(case: Case) -> list[Value]:
-    """On GPUs that have TF32, where it is off."""
+    """Propose it on GPUs that have TF32, if it is off."""
     evidence = case.evidence
     precision, gpu = evidence.precision, evidence.gpu
     if gpu is None or precision is None or precision.tf32_matmul is not False or precision.autocast:

@@ -1,4 +1,4 @@
-"""How many threads an operator on the CPU uses."""
+"""Set how many threads a CPU operator uses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from flatout.tuner.treatment import Case, Treatment, Value, reversible
 
 
 def propose(case: Case) -> list[Value]:
-    """On a CPU: one thread, where operators are too small to share, or all cores."""
+    """Propose, on a CPU, one thread for operators too small to share, or all cores."""
     evidence = case.evidence
     cores = round(evidence.host.cores or 1)
     return [] if evidence.job.device != "cpu" or cores < 2 else [1, cores]

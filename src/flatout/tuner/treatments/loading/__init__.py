@@ -1,1 +1,1 @@
-"""Batches reach the model sooner: workers, what they fetch ahead, page-locked memory, copies."""
+"""Batches reach the model sooner: workers, prefetching, page-locked memory, copies."""

@@ -1,7 +1,7 @@
-"""Batches copied to the GPU on a stream of their own, before the loop asks for them.
+"""Copy batches to the GPU on a stream of their own, before the loop asks for them.
 
-The script's own copy finds its tensors there already and does nothing.  A script that looks at its batches
-on the host first raises or waits, and the trial says so.
+The script's own copy then finds its tensors there and does nothing.  A script that reads its batches on the
+host first raises or waits, and the trial shows it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ AHEAD = 2
 
 
 def propose(case: Case) -> list[Value]:
-    """On a GPU, where copies of batches take a share of the step."""
+    """Propose it on a GPU if copies of batches take a share of the step."""
     evidence = case.evidence
     step_s, transfer_s = case.own_step_s, evidence.phase_s("transfer") or 0.0
     if evidence.job.device != "cuda" or not step_s or not any(each.trains for each in evidence.loaders):

@@ -1,7 +1,7 @@
-"""The last batch of an epoch, which is smaller, left out: shapes stay the same.
+"""Drop the last batch of an epoch, which is smaller, so that shapes stay the same.
 
-Compiled code and captured graphs are made again for every shape.  What is left out is other samples in every
-epoch of a shuffled loader, and the same ones in every epoch of one that is not: that one is left alone.
+Compiled code and captured graphs are remade for every shape.  A shuffled loader drops other samples in every
+epoch; a loader that does not shuffle would drop the same ones, so it stays unchanged.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from flatout.tuner.treatment import Case, Treatment, Value
 
 
 def propose(case: Case) -> list[Value]:
-    """Where code was compiled again after warm-up, or batches differed in size."""
+    """Propose it if code was recompiled after warm-up, or batches differed in size."""
     evidence = case.evidence
     compiled = evidence.compilation
     again = compiled is not None and any(each.num_late_steps for each in compiled.functions)
@@ -40,7 +40,7 @@ def _is_shuffled(
     *_: Any,
     **__: Any,
 ) -> bool:
-    """Whether batches are of a fixed size, shuffled, and at least one of them is whole."""
+    """Return whether batches have a fixed size, are shuffled, and at least one is complete."""
     if not batch_size or batch_sampler is not None or not (shuffle or sampler is not None):
         return False
     return hasattr(dataset, "__len__") and len(dataset) >= batch_size

@@ -1,6 +1,6 @@
-"""Worker processes for the loaders that train: as many as were found to be fastest, none included.
+"""Give training loaders the number of worker processes that is fastest, zero included.
 
-A loader draws a seed for its workers each time it is begun, unless its workers live on.  What is drawn after
+A loader draws a seed for its workers each time it starts, unless its workers live on.  Everything drawn after
 it, such as the order of the next epoch, stays the script's own if as many seeds are drawn as without workers.
 """
 
@@ -17,7 +17,7 @@ MOST = 16
 
 
 def propose(case: Case) -> list[Value]:
-    """Counts around what the cores allow, where the step waits for its batches."""
+    """Propose counts around what the cores allow, if the step waits for its batches."""
     evidence = case.evidence
     loaders = [loader for loader in evidence.loaders if loader.trains and loader.num_workers is not None]
     wait_s, step_s = evidence.phase_s("wait"), evidence.step_s

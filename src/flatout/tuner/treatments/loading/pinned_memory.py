@@ -1,4 +1,4 @@
-"""Batches in page-locked memory, copied to the GPU while the host goes on."""
+"""Keep batches in page-locked memory and copy them to the GPU without waiting."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from flatout.tuner.treatment import Case, Treatment, Value
 
 
 def propose(case: Case) -> list[Value]:
-    """Where batches are copied to a GPU from pageable memory."""
+    """Propose it if batches are copied to a GPU from pageable memory."""
     evidence = case.evidence
     pageable = any(site.kind == "copy" and site.pinned is False for site in evidence.sites)
     return [True] if evidence.job.device == "cuda" and evidence.loaders and pageable else []

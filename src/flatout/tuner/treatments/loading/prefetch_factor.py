@@ -1,4 +1,4 @@
-"""How many batches each worker has ready: more of them bridge samples that take long now and then."""
+"""Set how many batches each worker has ready: more of them bridge occasional slow samples."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flatout.measure.patches import Patches
 from flatout.tuner.treatment import Case, Treatment, Value
 from flatout.tuner.treatments.loading.loader_workers import LEAST_WAIT
 
-UNEVEN = 2.0  # the slow waits over the mean one: a queue evens out only what varies
+UNEVEN = 2.0  # slow waits over the mean wait: a queue evens out only what varies
 
 
 def propose(case: Case) -> list[Value]:
@@ -31,7 +31,7 @@ def install(patches: Patches, value: Value) -> None:
     @patches.around(DataLoader, "__init__")
     def init(real: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         real(loader, *args, **kwargs)
-        if loader.num_workers:  # whoever decided how many
+        if loader.num_workers:  # whoever set the number
             loader.prefetch_factor = int(value)
 
 

@@ -1,6 +1,6 @@
-"""Threads of an operator inside a worker process, where torch allows one.
+"""Give operators in a worker process more than the one thread that torch allows.
 
-Few workers on many cores leave cores idle while a transform of large images uses one of them.
+Few workers on many cores leave cores idle while a transform of large images uses a single one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from flatout.tuner.treatments.loading.loader_workers import LEAST_WAIT
 
 
 def propose(case: Case) -> list[Value]:
-    """Where the step waits for workers, which compute most of the time, and cores are left for them."""
+    """Propose it if the step waits for workers that mostly compute, and cores are free for them."""
     evidence = case.evidence
     wait_s, step_s, cores = evidence.phase_s("wait"), evidence.step_s, evidence.host.cores
     if not wait_s or not step_s or not cores or wait_s < LEAST_WAIT * step_s:
@@ -28,7 +28,7 @@ def propose(case: Case) -> list[Value]:
 
 
 class _Begin:
-    """What a worker calls first; a class, because workers that are spawned get it as a pickle."""
+    """The first call of a worker; a class, because spawned workers receive it by pickle."""
 
     def __init__(self, threads: int, real: Callable[[int], None] | None) -> None:
         self.threads, self.real = threads, real

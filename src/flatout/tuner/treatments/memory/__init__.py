@@ -1,1 +1,1 @@
-"""Where memory is placed, and what is kept of the forward."""
+"""How memory is placed, and what the forward keeps."""

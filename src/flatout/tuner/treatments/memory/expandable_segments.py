@@ -1,7 +1,7 @@
-"""Segments of GPU memory that grow, instead of new ones beside those that are too small.
+"""Let segments of GPU memory grow, instead of adding new ones beside those that are too small.
 
-Batches of many lengths leave holes that no later one fits, until the allocator gives all back and begins
-again: a step of the host's and the GPU's waiting.
+Batches of many lengths leave holes that fit no later batch, until the allocator releases everything and
+starts again: the host and the GPU wait for a whole step.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ NEARLY_FULL = 0.8  # of the GPU's memory
 
 
 def propose(case: Case) -> list[Value]:
-    """On a GPU whose memory is nearly full, or whose batches vary in length."""
+    """Propose it on a GPU whose memory is nearly full, or whose batches vary in length."""
     evidence = case.evidence
     if evidence.job.device != "cuda":
         return []
@@ -24,7 +24,7 @@ def propose(case: Case) -> list[Value]:
 
 
 def install(_patches: Patches, _value: Value) -> None:
-    """Before the first allocation: later ones would lie in segments of both kinds."""
+    """Set it before the first allocation: later, segments of both kinds would mix."""
     import torch
 
     if torch.cuda.is_available():

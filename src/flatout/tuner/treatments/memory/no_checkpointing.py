@@ -1,7 +1,7 @@
-"""Activations kept, where the script computes them again in the backward pass.
+"""Keep activations that the script recomputes in the backward pass.
 
-Checkpointing buys memory with a second forward.  A GPU with room for the activations need not pay; one
-without ends the trial for lack of memory, and the treatment is dropped.
+Checkpointing buys memory with a second forward.  A GPU with room for the activations need not pay; on a GPU
+without, the trial runs out of memory, and the treatment is dropped.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NEARLY_FULL = 0.7  # of the GPU's memory: beyond it there is no room for activat
 
 
 def propose(case: Case) -> list[Value]:
-    """Where the script checkpoints, and memory is left."""
+    """Propose it if the script checkpoints and memory is free."""
     evidence = case.evidence
     peak = evidence.memory.peak_bytes if evidence.memory is not None else None
     size = evidence.gpu.memory_bytes if evidence.gpu is not None else None

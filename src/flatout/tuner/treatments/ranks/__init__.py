@@ -1,1 +1,1 @@
-"""What several processes of one job say to each other."""
+"""What several processes of one job exchange."""

@@ -1,9 +1,9 @@
-"""Gradients of several micro-batches summed on each rank before they are exchanged, once.
+"""Sum the gradients of several micro-batches on each rank, and exchange them once.
 
-DistributedDataParallel exchanges them in every backward pass.  Under accumulation only the last one before
-the optimizer's step has to.  The number of backward passes of a step is known from the measurement; where a
-step comes earlier, at the end of an epoch, what was not exchanged is exchanged before it, and before
-gradients are clipped.
+DistributedDataParallel exchanges gradients in every backward pass.  Under accumulation only the last one
+before the optimizer's step has to.  The measurement gives the number of backward passes per step; if a step
+comes earlier, at the end of an epoch, the remaining gradients are exchanged before it, and before gradients
+are clipped.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from flatout.measure.patches import Patches
 from flatout.tuner.step_hooks import around_steps
 from flatout.tuner.treatment import Case, Treatment, Value
 
-# A model whose parameters are used conditionally would wait for gradients that never come; a closure computes
-# them inside the step; a scaler leaves steps out on one rank and not on another.
+# A model that uses parameters conditionally would wait for gradients that never come; a closure computes them
+# inside the step; a scaler skips steps on one rank and not on another.
 REFUSED = ("find_unused_parameters", "no_sync", "static_graph", "closure", "GradScaler")
 
 
 def propose(case: Case) -> list[Value]:
-    """Where several processes train, and every step has the same number of backward passes, more than one."""
+    """Propose it if several processes train, and all steps have the same number of backward passes, not 1."""
     evidence = case.evidence
     backwards = {step.num_backwards for step in evidence.kept("real")}
     if evidence.job.world_size < 2 or len(backwards) != 1 or "DistributedDataParallel" not in case.source:

@@ -1,4 +1,4 @@
-"""An optimizer that updates parameter by parameter, set to update lists of them."""
+"""Set an optimizer that updates parameter by parameter to update lists of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flatout.tuner.treatments.updates.fused_optimizer import LEAST_SHARE
 
 
 def propose(case: Case) -> list[Value]:
-    """On a GPU, where an optimizer of torch steps in a loop over parameters and takes a share of the step."""
+    """Propose it on a GPU if a torch optimizer loops over its parameters and takes a share of the step."""
     evidence = case.evidence
     kernels, optimizer_s, step_s = evidence.kernels, evidence.phase_s("optimizer"), case.own_step_s
     if evidence.job.device != "cuda" or kernels is None or kernels.optimizer != "for-loop":

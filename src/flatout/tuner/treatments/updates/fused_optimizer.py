@@ -1,4 +1,4 @@
-"""One kernel for all parameters of an optimizer's step."""
+"""Update all parameters of an optimizer in one kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEAST_SHARE = 0.02  # of the step, in the optimizer
 
 
 def propose(case: Case) -> list[Value]:
-    """Where one of torch's optimizers takes a share of the step and is not fused."""
+    """Propose it if one of torch's optimizers takes a share of the step and is not fused."""
     evidence = case.evidence
     name = (evidence.job.anchor or "").removesuffix(".step")
     optimizer_s, step_s = evidence.phase_s("optimizer"), case.own_step_s
@@ -41,7 +41,7 @@ def _fuse(optimizer_type: Any, patches: Patches) -> None:
 
 
 def listed(group: Any) -> Any:
-    """A parameter group whose parameters can be looked at more than once; what is not a group, as it is."""
+    """Return a parameter group whose parameters can be iterated more than once; anything else unchanged."""
     if not isinstance(group, dict):
         return group
     params = group["params"]
@@ -60,7 +60,7 @@ def _can_be_fused(params: list[Any]) -> bool:
 
 
 class _Switch:
-    """Optimizers that stepped, fused and back; the kernel wants the counts of steps beside the parameters."""
+    """Switches optimizers to fused and back; the kernel needs the step counts on the parameters' device."""
 
     def __init__(self, patches: Patches, _value: Value) -> None:
         self._seen: dict[int, Any] = {}

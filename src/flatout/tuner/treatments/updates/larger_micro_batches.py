@@ -1,12 +1,12 @@
-"""Larger micro-batches, and fewer of them in a step: the samples of each step stay the same.
+"""Use larger micro-batches, and fewer of them in a step: the samples of each step stay the same.
 
-A script that accumulates gradients cuts a step's samples into micro-batches, often smaller than memory asks
-for.  A GPU, or Python, then waits between them.  Where one number sets the size of a batch and another how
-many make a step, both change together: in what argparse returns, in the Trainer's arguments, or in an
-Accelerator and the loaders made after it.  Their product stays as it is.
+A script that accumulates gradients splits a step's samples into micro-batches, often smaller than memory
+requires.  A GPU, or Python, then waits between them.  If one number sets the batch size and another how many
+batches make a step, both change together: in what argparse returns, in the Trainer's arguments, or in an
+Accelerator and the loaders made after it.  Their product stays the same.
 
-Batch normalisation, or a loss that is not a mean, computes something else then, and the gradients show it.
-Whether the memory is enough, the trial shows.
+Batch normalisation, or a loss that is not a mean, then computes something else, and the gradients show it.
+The trial shows whether the memory suffices.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_VALUES = 3
 
 
 class _Cut(NamedTuple):
-    """How samples are cut into a step's batches, before and after."""
+    """How samples are split into a step's batches, before and after."""
 
     size: int
     number: int
@@ -37,7 +37,7 @@ class _Cut(NamedTuple):
 
 
 def propose(case: Case) -> list[Value]:
-    """Where every step accumulates the same number of batches of one loader; the largest batch first."""
+    """Propose sizes, largest first, if every step accumulates the same number of batches of one loader."""
     evidence = case.evidence
     steps = evidence.kept("real")
     numbers = {step.num_backwards for step in steps}
@@ -45,7 +45,7 @@ def propose(case: Case) -> list[Value]:
     if len(numbers) != 1 or len(sizes) != 1 or "accum" not in case.source.lower():
         return []
     number, size = numbers.pop(), sizes.pop()
-    if size is None or max(step.num_batches for step in steps) != number:  # one may be fetched ahead
+    if size is None or max(step.num_batches for step in steps) != number:  # one batch may be prefetched
         return []
     factors = [factor for factor in range(number, 1, -1) if number % factor == 0]
     return [str(_Cut(size, number, size * each, number // each)) for each in factors[:MOST_VALUES]]
@@ -72,7 +72,7 @@ def _change_arguments(cut: _Cut, patches: Patches) -> None:
         given = {name: each for name, each in vars(found).items() if not EVALUATES.search(name)}
         sizes = [name for name, each in given.items() if BATCH.search(name) and each == cut.size]
         numbers = [name for name, each in given.items() if ACCUMULATION.search(name) and each == cut.number]
-        if len(sizes) == len(numbers) == 1:  # else nobody knows which is meant
+        if len(sizes) == len(numbers) == 1:  # otherwise it is unclear which one is meant
             setattr(found, sizes[0], cut.new_size)
             setattr(found, numbers[0], cut.new_number)
         return found, rest

@@ -1,7 +1,7 @@
-"""Parameter groups of an optimizer that have the same options, made one.
+"""Merge an optimizer's parameter groups that have the same options.
 
-Each group is updated by kernels of its own: a script that makes a group for every layer has a step of
-hundreds of small ones.
+Each group is updated by separate kernels: a script that makes a group per layer has a step of hundreds of
+small ones.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from flatout.measure.patches import Patches
 from flatout.tuner.treatment import Case, Treatment, Value
 from flatout.tuner.treatments.updates.fused_optimizer import LEAST_SHARE, listed
 
-# A script that counts groups, names them or loads their state would meet others than it made.
+# A script that counts groups, names them or loads their state would find other groups than it made.
 KNOWS_GROUPS = ("param_groups[", "load_state_dict", "lr_lambda", "LambdaLR", "add_param_group", "max_lr")
 
 
 def propose(case: Case) -> list[Value]:
-    """Where the script makes groups, looks at none of them later, and the optimizer takes a share."""
+    """Propose it if the script makes groups, never inspects them later, and the optimizer takes a share."""
     evidence = case.evidence
     optimizer_s, step_s = evidence.phase_s("optimizer"), case.own_step_s
     makes = '"params"' in case.source or "'params'" in case.source
@@ -35,9 +35,9 @@ def install(patches: Patches, _value: Value) -> None:
 
 
 def merge(groups: list[Any]) -> list[Any]:
-    """The groups, neighbours with equal options as one: the order of parameters stays.
+    """Merge neighbouring groups with equal options; the order of parameters stays.
 
-    What are not groups, or have names for parameters, stay as they are.
+    Anything that is not a group, or names its parameters, stays unchanged.
     """
     if not all(isinstance(group, dict) for group in groups):
         return groups

@@ -1,1 +1,1 @@
-"""What makes the host wait or work beside the step, done less often."""
+"""Do less often what makes the host wait or work beside the step."""

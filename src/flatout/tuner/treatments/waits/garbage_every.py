@@ -1,7 +1,7 @@
-"""Python's garbage collector, run every 100 steps instead of at any time.
+"""Run Python's garbage collector every 100 steps instead of at any time.
 
-A script that collects after each step has its calls skipped; one that asks twice between two steps, in an
-evaluation for instance, is obeyed.
+If a script collects after each step, its calls are skipped; if it asks twice between two steps, in an
+evaluation for instance, they run.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ STEPS = 100
 
 
 def propose(_case: Case) -> list[Value]:
-    """For any job; most gain nothing, and the trial says so."""
+    """Propose it for any job; most gain nothing, and the trial shows it."""
     return [STEPS]
 
 
 class _Switch:
-    """Off, the collector runs as it likes; the steps that it was on are counted together."""
+    """Switches the collector between automatic and periodic; counts the periodic steps across blocks."""
 
     def __init__(self, patches: Patches, value: Value) -> None:
         self._every, self._num_steps, self._is_on = int(value), 0, False
@@ -47,7 +47,7 @@ class _Switch:
         self._is_on = False
         gc.enable()
         gc.unfreeze()
-        self._collect()  # what was left lying is not the next block's to clean up
+        self._collect()  # the next block must not pay for this garbage
 
     def _after_step(self, _optimizer: Any) -> None:
         self._num_steps += self._is_on

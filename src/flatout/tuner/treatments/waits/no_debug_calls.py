@@ -1,6 +1,6 @@
-"""Calls that only help to debug or to save memory, made to do nothing.
+"""Make calls that only help to debug or save memory do nothing.
 
-`torch.cuda.empty_cache()` in a loop gives memory back that the next step asks for again;
+`torch.cuda.empty_cache()` in a loop returns memory that the next step allocates again;
 `torch.cuda.synchronize()` makes the host wait; anomaly detection records a stack for every operation.
 """
 
@@ -15,7 +15,7 @@ WORDS = ("empty_cache", "cuda.synchronize", "detect_anomaly")
 
 
 def propose(case: Case) -> list[Value]:
-    """Where the script names one of them."""
+    """Propose it if the script names one of them."""
     return [True] if any(word in case.source for word in WORDS) else []
 
 
@@ -24,7 +24,7 @@ def install(patches: Patches, value: Value) -> None:
 
 
 class _Switch:
-    """Functions that are there from the start, because a script may import their names."""
+    """Replaces the functions from the start, because a script may import their names."""
 
     def __init__(self, patches: Patches, _value: Value) -> None:
         import torch

@@ -1,4 +1,4 @@
-"""Progress bars of tqdm drawn once a second, and not whenever the script sets their text."""
+"""Redraw tqdm's progress bars once a second, instead of whenever the script sets their text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ SECONDS = 1
 
 
 def propose(case: Case) -> list[Value]:
-    """Where the script draws one."""
+    """Propose it if the script draws one."""
     return [SECONDS] if "tqdm" in case.source else []
 
 
 def install(patches: Patches, value: Value) -> None:
-    """Act when the script imports tqdm: it may not be installed, or come with another version later."""
+    """Act when the script imports tqdm: it may be missing, or another version may be imported later."""
     from flatout.ground.script.main import after_import
 
     def change(_module: Any) -> None:
