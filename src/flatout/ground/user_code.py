@@ -18,13 +18,14 @@ import inspect
 import os
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NoReturn
 
 from flatout.ground.errors import BadInput, FlatoutError, MissingExtra
 
@@ -107,13 +108,34 @@ def load_plugins(group: str) -> dict[str, Any]:
 def calling(what: str) -> Iterator[None]:
     """Turn whatever the user's code raises inside into a `FlatoutError` that names `what`."""
     try:
-        yield
+        with _exits_raised():
+            yield
     except FlatoutError:
         raise
     except SystemExit as error:
-        raise BadInput(f"{what} ended the program: {error}") from error
+        raise BadInput(f"{what} ended the program: {error}", hint=f"at {place_of(error)}") from error
     except Exception as error:
         raise _described(error, what=what) from error
+
+
+@contextmanager
+def _exits_raised() -> Iterator[None]:
+    """Let `os._exit` raise SystemExit: it would end the run without a word, and with the code of a success.
+
+    It stays as it is in processes that the user's code forks, and in other threads.
+    """
+    end_process, here = os._exit, (os.getpid(), threading.get_ident())
+
+    def end(status: int) -> NoReturn:
+        if (os.getpid(), threading.get_ident()) == here:
+            raise SystemExit(f"os._exit({status})")
+        end_process(status)
+
+    os._exit = end
+    try:
+        yield
+    finally:
+        os._exit = end_process
 
 
 def _described(error: Exception, *, what: str) -> FlatoutError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -49,6 +50,22 @@ def test_a_syntax_error_names_its_file_and_line(tmp_path: Path) -> None:
 def test_an_exit_is_told_with_its_message() -> None:
     with pytest.raises(BadInput, match="build ended the program: no such stage"), calling("build"):
         raise SystemExit("no such stage")
+
+
+def test_an_exit_without_a_word_is_told_and_forked_processes_keep_theirs(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    code = (
+        "import os\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    os._exit(7)\n"
+        "assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7\n"
+        "os._exit(3)\n"
+    )
+    end_process = os._exit
+    error = raised("the judge", code, path)
+    assert error.message == "the judge ended the program: os._exit(3)" and error.hint == f"at {path}:6"
+    assert os._exit is end_process
 
 
 def test_errors_of_ours_and_interrupts_pass_unchanged() -> None:

@@ -118,6 +118,7 @@ class _WorkerProcess:
     def __init__(self, command: Sequence[str], plan: WorkerPlan, *, on_progress: OnProgress) -> None:
         self.plan = plan
         self._on_progress = on_progress
+        self._is_interrupted = False
         # A session of its own: Ctrl-C reaches the starter alone, which passes it on once.
         self._process = subprocess.Popen(
             [*command, *plan.arguments],
@@ -136,7 +137,7 @@ class _WorkerProcess:
 
     def _relay(self, stream: IO[str]) -> None:
         for line in stream:
-            if line.strip():
+            if line.strip() and not self._is_interrupted:
                 self._on_progress(f"worker {self.plan.name}: {line.rstrip().removeprefix('flatout: ')}")
 
     def wait(self) -> Ended:
@@ -145,6 +146,7 @@ class _WorkerProcess:
         return Ended(name=self.plan.name, code=code)
 
     def interrupt(self) -> None:
+        self._is_interrupted = True  # where it was, perhaps importing, is of no use to anybody
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGINT)
 

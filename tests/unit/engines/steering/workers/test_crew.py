@@ -90,8 +90,9 @@ def test_an_interrupt_reaches_the_workers_and_ends_them() -> None:
     said = lines_until(process, "worker w: waiting")
     pid = int(said[0].rpartition(" ")[2])
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate()
+    stdout, stderr = process.communicate()
     assert stderr.rstrip().endswith("KeyboardInterrupt")
+    assert stdout == ""  # where the worker was is not told
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
