@@ -54,10 +54,13 @@ PRIVATE = 0o700  # what a run holds is its owner's
 REDACTED = "***"
 # A name with a whole word for a secret: --api-key, HF_TOKEN, trainer.password, but not --max-tokens.
 _SECRET_NAME = (
-    r"(?:[\w.-]*[-_.])?(?:api[-_]?keys?|key|token|secret|password|passwd|passphrase|pass|pwd|credentials?"
+    r"(?:[\w.-]*[-_.])?(?:api[-_]?keys?|key|token|secret|password|passwd|passphrase|pass|pwd?|credentials?"
     r"|auth|bearer)"
 )
 _SECRET_OPTION = re.compile(rf"-{{1,2}}{_SECRET_NAME}", re.IGNORECASE)
+# -p is often a password (-p 8080 is a port); beside a user so is what is glued to it: mysql -u me -pX.
+_PASSWORD, _NUMBER = "-p", re.compile(r"[-+]?[\d._]+(?:e[-+]?\d+)?", re.IGNORECASE)
+_USER_OPTION = re.compile(r"(?<!\S)(?:-u|--user(?:name)?[= ]) ?(?!-|\S*\.py\b)\S")  # not python -u train.py
 _SECRET_VALUE = rf"""((?<![\w.-]){_SECRET_NAME}["']?\s*[=:]\s*["']?)[^\s"'&,;}}]+"""
 # The forms in which Hugging Face, OpenAI, GitHub, AWS, Slack and JSON web tokens come.
 _TOKENS = (
@@ -230,12 +233,20 @@ def write_run(folder: Path, run: Run) -> None:
 
 def redact(command: Sequence[str]) -> tuple[str, ...]:
     """Replace the secrets of a command line: values of options such as --api-key, passwords in addresses."""
+    has_user = _USER_OPTION.search(" ".join(command)) is not None
     found: list[str] = []
-    is_value = False  # of an option that names a secret
+    before = ""
     for word in command:
-        is_option = word.startswith("--")
-        found.append(REDACTED if is_value and not is_option else redact_text(word))
-        is_value = _SECRET_OPTION.fullmatch(word) is not None
+        is_named = _SECRET_OPTION.fullmatch(before) is not None and not word.startswith("--")
+        is_password = before == _PASSWORD and not word.startswith("-") and not _NUMBER.fullmatch(word)
+        glued = word.removeprefix(_PASSWORD)
+        if is_named or is_password:
+            found.append(REDACTED)
+        elif has_user and glued not in ("", word) and not _NUMBER.fullmatch(glued):
+            found.append(f"{_PASSWORD}{REDACTED}")
+        else:
+            found.append(redact_text(word))
+        before = word
     return tuple(found)
 
 

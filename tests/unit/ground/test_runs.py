@@ -248,7 +248,12 @@ SECRET = "s3cr3t-v4lue"
         ("--api-keys", SECRET),
         ("--db-pass", SECRET),
         (f"--pwd={SECRET}",),
+        ("--pw", SECRET),
         ("--bearer", SECRET),
+        ("-p", SECRET),
+        ("-u", "me", f"-p{SECRET}"),
+        ("-ume", f"-p{SECRET}"),
+        ("--user=me", f"-p{SECRET}"),
         ("--db.password", SECRET),
         ("--Password", f"-{SECRET}"),
         (f"logger.api_key={SECRET}",),
@@ -280,10 +285,27 @@ def test_a_secret_in_an_error_is_not_written(tmp_path: Path) -> None:
 
 def test_what_is_no_secret_stays(tmp_path: Path) -> None:
     command = (
-        *("python", "-m", "train", "--max-tokens", "512", "--tokenizer=gpt2", "--lr=1e-3", "--author", "me"),
+        *(
+            "python",
+            "-u",
+            "-m",
+            "train",
+            "--max-tokens",
+            "512",
+            "--tokenizer=gpt2",
+            "--lr=1e-3",
+            "--author",
+            "me",
+        ),
         *("--data", "https://host:8080/a@b", "s3://bucket/key", "git@github.com:a/b", "--keys", "7"),
+        *("-p", "8080", "-p", "1e-3", "-p", "--lr", "-profile", "-p8080", "-P", "tcp"),
         *("model.keyword=2", "--use-token", "--epochs", "3", "-" * 100_000, "a" * 100_000, "a-" * 50_000),
     )
+    assert read_run(create_run(replace(a_run(), command=command), tmp_path)).command == command
+
+
+def test_unbuffered_output_is_not_a_user(tmp_path: Path) -> None:
+    command = ("python", "-u", "train.py", "-profile")
     assert read_run(create_run(replace(a_run(), command=command), tmp_path)).command == command
 
 
