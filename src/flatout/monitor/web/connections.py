@@ -24,6 +24,12 @@ class Sweep:
         self._connections = connections
         self._since_s: dict[tuple[Any, str], float] = {}  # a connection and what it does -> since when
 
+    def arrived(self, connection: Any, now_s: float) -> None:
+        """Note when a connection came; one too many makes room at once, so that it is answered."""
+        self._since_s[connection, "idle"] = now_s
+        if len(self._connections) > PLENTY:
+            self(now_s)
+
     def __call__(self, now_s: float) -> None:
         found = [(each, does) for each in self._connections if (does := _does(each)) is not None]
         self._since_s = {key: self._since_s.get(key, now_s) for key in found}

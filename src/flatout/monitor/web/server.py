@@ -144,11 +144,18 @@ class PageServer:
         self.token = new_token() if token or not is_loopback(host) else None
         self.feed = Feed(sampler=sampler, **shown)
         uvicorn = import_extra("uvicorn", extra="web")
+        h11 = import_extra("uvicorn.protocols.http.h11_impl", extra="web")
+
+        class Connection(h11.H11Protocol):  # type: ignore[name-defined,misc]
+            def connection_made(connection, transport: Any) -> None:  # noqa: N805
+                super().connection_made(transport)
+                self._sweep.arrived(connection, time.monotonic())
+
         self._host = host
         self._server = uvicorn.Server(
             uvicorn.Config(
                 Guard(application(self.feed, sampler=sampler), host=host, token=self.token),
-                http="h11",
+                http=Connection,
                 loop="asyncio",
                 ws="none",
                 lifespan="off",
@@ -158,6 +165,7 @@ class PageServer:
                 limit_concurrency=connections.MOST,
             )
         )
+        self._sweep = connections.Sweep(self._server.server_state.connections)
         self.port = port
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -215,7 +223,7 @@ class PageServer:
     async def _main(self) -> None:
         self._loop = asyncio.get_running_loop()
         await self.feed.begin()
-        tasks = [asyncio.create_task(self.feed.follow()), asyncio.create_task(self._sweep())]
+        tasks = [asyncio.create_task(self.feed.follow()), asyncio.create_task(self._keep_sweeping())]
         # The socket listens already: whoever connects before uvicorn accepts is served then.
         self._is_ready.set()
         try:
@@ -225,11 +233,10 @@ class PageServer:
                 task.cancel()
             self.feed.close()
 
-    async def _sweep(self) -> None:
-        sweep = connections.Sweep(self._server.server_state.connections)
+    async def _keep_sweeping(self) -> None:
         while True:
             await asyncio.sleep(connections.SWEEP_EVERY_S)
-            sweep(time.monotonic())
+            self._sweep(time.monotonic())
 
     def _end(self) -> None:
         self.feed.close()

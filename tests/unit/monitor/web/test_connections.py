@@ -69,3 +69,14 @@ def test_while_places_are_short_the_longest_idle_go_at_once() -> None:
     sweep(2.0)
     assert sum(each.is_closed for each in old) == 3
     assert sum(each.is_closed for each in connections) == 3
+
+
+def test_one_too_many_makes_room_at_once_and_stays() -> None:
+    connections: set[Connection] = set()
+    sweep = Sweep(connections)
+    came = [Connection() for _ in range(PLENTY + 3)]
+    for number, each in enumerate(came):
+        connections.add(each)
+        sweep.arrived(each, float(number) / PLENTY)
+        connections -= {one for one in connections if one.is_closed}
+    assert [each.is_closed for each in came] == [True] * 3 + [False] * PLENTY

@@ -29,6 +29,7 @@ from flatout.monitor.verdicts.verdict import (
 )
 from flatout.monitor.web import run_stream as stream_room
 from flatout.monitor.web.access import POLICY
+from flatout.monitor.web.connections import MOST
 from flatout.monitor.web.server import KINDS, PageServer, serve, static_files
 from tests.support.monitor_web import HOSTILE, START_S, Listener, connect, fetch, logged_run, sample
 
@@ -321,6 +322,13 @@ def test_connections_without_a_request_are_closed_and_the_page_answers(
         assert fetch(page.url).status == 200
         page.feed.hear(sample(0))
         browser.until("sample")  # it follows on
+
+
+def test_more_idle_connections_than_there_are_places_keep_no_browser_out(page: PageServer) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(MOST + 3):
+            stack.enter_context(socket.create_connection(("127.0.0.1", page.port), timeout=60))
+        assert fetch(page.url).status == 200
 
 
 def test_a_browser_that_left_is_forgotten(page: PageServer) -> None:
