@@ -41,11 +41,12 @@ import flatout  # noqa: E402
 from flatout import api  # noqa: E402
 from flatout.hardware.host import read_host  # noqa: E402
 from flatout.measure.evidence import Evidence  # noqa: E402
+from flatout.tuner.results.outcome import Tuning  # noqa: E402
 from flatout.tuner.results.prescription import Kept, Prescription, save_prescription  # noqa: E402
+from flatout.tuner.search.tune import Tuner  # noqa: E402
 from flatout.tuner.treatment import Dose, read_dose  # noqa: E402
 from flatout.tuner.treatments.loading.loader_workers import MOST  # noqa: E402
 from flatout.tuner.trial.meter import TrialResult  # noqa: E402
-from flatout.tuner.tune import Tuner, Tuning  # noqa: E402
 from flatout.tuner.verdict import Gain  # noqa: E402
 
 GOALS = {"convnet": 3.0, "gpt": 6.0, "finetune": 4.0, "darkroom": 40.0}  # on an H200, lossy ones allowed
@@ -177,7 +178,7 @@ def peer_rule(tuner: Tuner, done: Tuning) -> Item:
     """What a rule of one run after the other would have kept of what was timed in pairs of runs."""
     faster = {
         label: median(pairs[0][0].blocks_s) / median(pairs[0][1].blocks_s)
-        for label, pairs in tuner.pairs.items()
+        for label, pairs in tuner.times.pairs.items()
         if pairs and not label.startswith(("without", "all that"))
     }
     ours = {str(each) for each in done.tried if each.answer == "kept"}

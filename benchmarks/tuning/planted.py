@@ -16,8 +16,8 @@ import torch
 from flatout import api
 from flatout.doctor.rule import all_rules
 from flatout.tuner.patches.patch import all_patches
+from flatout.tuner.results.outcome import Tuning
 from flatout.tuner.treatment import all_treatments
-from flatout.tuner.tune import Tuning
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks" / "diagnosis"))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flatout.hardware.ray_cluster import RayCluster
     from flatout.measure.evidence import Evidence
     from flatout.tuner.check.check import Checked
-    from flatout.tuner.tune import Tuning
+    from flatout.tuner.results.outcome import Tuning
 
 
 def tune_script(
@@ -48,9 +48,9 @@ def tune_script(
     from flatout.ground.script.command import check_command
     from flatout.hardware.ray_cluster import RayCluster
     from flatout.measure.run.launch import writes_thrown_away
+    from flatout.tuner.search.tune import tune
     from flatout.tuner.treatment import read_dose
     from flatout.tuner.trial.journal import evidence_of, journal_path
-    from flatout.tuner.tune import tune
 
     check_command(command, module=module)
     for text in only:

@@ -20,7 +20,7 @@ from flatout.ground.units import UNKNOWN, show_ratio, show_share
 
 if TYPE_CHECKING:
     from flatout.tuner.check.check import Checked
-    from flatout.tuner.tune import Tuning
+    from flatout.tuner.results.outcome import Tuning
     from flatout.tuner.verdict import Gain, JobGain
 
 DEFAULT = Path("flatout.toml")

@@ -10,8 +10,8 @@ step_hooks     calls around optimizer steps that may be added and removed during
 trials         runs of the script, each in a process of its own
 verdict        whether a treatment pays, and whether its numbers are right
 numbers        the runs that compare numbers
-tune           a whole tuning: diagnose, try, keep, drop once, write
-results/       flatout.toml, the machine of a proof, the report
+search/        a whole tuning: what is tried, in which order and for how long, and what is kept
+results/       the answer of a tuning, flatout.toml, the machine of a proof, the report
 run            become the script under the treatments of its prescription
 check/         is this source slower than that one
 

@@ -15,8 +15,8 @@ from flatout.cli import tune
 from flatout.cli.app import all_verbs, application
 from flatout.tuner.check.answer import CountChange
 from flatout.tuner.check.check import Checked
+from flatout.tuner.results.outcome import Tried, Tuning
 from flatout.tuner.results.prescription import Kept, Prescription
-from flatout.tuner.tune import Tried, Tuning
 from flatout.tuner.verdict import Gain
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -30,11 +30,11 @@ from flatout.tuner.check.answer import (
 )
 from flatout.tuner.check.trees import Tree, base_tree, working_tree
 from flatout.tuner.results.prescription import load_prescription
+from flatout.tuner.search.plan import plan_of
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.counts import Counts
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trials import TrialPlan, Trials, hint_of
-from flatout.tuner.tune import plan_of
 from flatout.tuner.verdict import Gain
 
 CHECK = DocumentKind(

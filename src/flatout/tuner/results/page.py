@@ -11,8 +11,8 @@ from flatout.page.document import document
 from flatout.page.inline import inline
 from flatout.page.markup import Html, code, known, section, table, tag
 from flatout.page.scales import Scale, round_ticks, zero_scale
+from flatout.tuner.results.outcome import Tried, Tuning
 from flatout.tuner.results.prescription import Kept, KeptPatch
-from flatout.tuner.tune import Tried, Tuning
 from flatout.tuner.verdict import LEAST_GAIN, Gain
 
 SLOW_START_S = 1.0

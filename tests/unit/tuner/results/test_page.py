@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from flatout.tuner.results.outcome import Tried, Tuning
 from flatout.tuner.results.page import page
 from flatout.tuner.results.prescription import Prescription
-from flatout.tuner.tune import Tried, Tuning
 from flatout.tuner.verdict import Gain, JobGain
 from tests.unit.tuner.results.test_prescription import KEPT, MACHINE, PROOF
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from flatout.hardware.ray_cluster import RayCluster
+from flatout.tuner.search.tune import Tuner
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial import on_cluster
 from flatout.tuner.trial.journal import Journal
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trial.on_cluster import ClusterTrials, TrialsAnswer, TrialsJob, describe_machine, run_unit
 from flatout.tuner.trials import TrialPlan, Unit, pair_of
-from flatout.tuner.tune import Tuner
 from tests.support.fake_ray import FakeRay
+from tests.unit.tuner.search.test_tune import GivenTrials, answers, tuned
 from tests.unit.tuner.test_treatment import evidence
-from tests.unit.tuner.test_tune import GivenTrials, answers, tuned
 from tests.unit.tuner.test_verdict import trial
 
 A, B, C = ([Dose(name=name, value=True)] for name in "abc")

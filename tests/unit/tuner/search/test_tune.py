@@ -13,14 +13,17 @@ import pytest
 
 from flatout.ground.errors import BadInput
 from flatout.measure.evidence import Evidence
-from flatout.tuner import tune as tuning
 from flatout.tuner.patches.patch import sha256
 from flatout.tuner.results.machine import Machine, machine_of
+from flatout.tuner.results.outcome import Tuning
+from flatout.tuner.search import candidates
+from flatout.tuner.search import tune as tuning
+from flatout.tuner.search.plan import plan_of
+from flatout.tuner.search.tune import Tuner
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trial.switched import ArmResult
 from flatout.tuner.trials import Run, Trials, Unit
-from flatout.tuner.tune import Tuner, at_once, length_of, plan_of, source_of
 from tests.unit.tuner.patches.test_patch import LOOP
 from tests.unit.tuner.patches.test_patch import finding as found_at
 from tests.unit.tuner.test_treatment import evidence, on_gpu
@@ -86,16 +89,16 @@ class GivenTrials:
 
 def tuned(
     tmp_path: Path, result: Callable[[set[str]], TrialResult], known: Evidence | None = None, **options: Any
-) -> tuning.Tuning:
+) -> Tuning:
     tuner = Tuner(
         known or evidence(), ["train.py"], module=False, on_progress=lambda message: None,
         **{"allow_lossy": False, **options},
     )  # fmt: skip
-    tuner.trials = GivenTrials(tmp_path, result)  # type: ignore[assignment]
+    tuner.times.trials = GivenTrials(tmp_path, result)  # type: ignore[assignment]
     return tuner.run()
 
 
-def answers(done: tuning.Tuning) -> dict[str, str]:
+def answers(done: Tuning) -> dict[str, str]:
     return {f"{each.name} {each.value}": each.answer for each in done.tried}
 
 
@@ -200,16 +203,6 @@ def test_no_other_value_is_tried_where_one_gains_all_that_there_is(
     assert sorted(found.values()) == ["kept", *["not tried"] * (len(found) - 1)] and len(found) > 1
 
 
-def test_as_many_trials_run_at_once_as_a_gpu_has_room_for() -> None:
-    known = on_gpu()
-    assert known.gpu is not None
-    big = replace(known, gpu=replace(known.gpu, memory_bytes=80 << 30), host=replace(known.host, cores=16.0))
-    assert at_once(big, [replace(trial(), peak_bytes=10 << 30)]) == 5
-    assert at_once(big, [replace(trial(), peak_bytes=1 << 20)]) == 8  # two cores each
-    assert at_once(big, [replace(trial(), peak_bytes=60 << 30)]) == 1
-    assert at_once(evidence(), [trial()]) == 1  # on a CPU they are slower beside each other
-
-
 def test_a_job_that_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     hints = {"finished": "give it more epochs", "crashed": "without flatout"}
     for ended, hint in hints.items():
@@ -223,19 +216,6 @@ def test_a_job_that_cannot_be_measured_is_refused(tmp_path: Path) -> None:
         tuned(tmp_path, lambda names: trial(), evidence(steps=()))
     with pytest.raises(BadInput, match="no treatment 'magic'"):
         tuned(tmp_path, lambda names: trial(), only=["magic"])
-
-
-def test_trials_are_as_long_as_their_steps_need() -> None:
-    assert plan_of(0.001).block_steps == 50
-    assert plan_of(5.0).num_steps == 7 and plan_of(5.0).limit_s > 5 * plan_of(5.0).num_steps
-
-
-def test_the_source_is_that_of_the_users_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "train.py").write_text("import model")
-    (tmp_path / "model.py").write_text("torch.cuda.empty_cache()")
-    known = evidence(sources={"model.py": {}, "gone.py": {}})
-    assert "empty_cache" in source_of(known, ["train.py"])
 
 
 def test_the_largest_ceiling_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +240,7 @@ def test_a_run_of_switched_treatments_that_fails_costs_only_that_run(tmp_path: P
         evidence(), ["train.py"], module=False, on_progress=lambda message: None, allow_lossy=False,
         only=["threads=1"],
     )  # fmt: skip
-    tuner.trials = Hanging(tmp_path, lambda names: trial(0.05 if names else 0.1))  # type: ignore[assignment]
+    tuner.times.trials = Hanging(tmp_path, lambda names: trial(0.05 if names else 0.1))  # type: ignore[assignment]
     assert answers(tuner.run()) == {"threads 1": "kept"}
 
 
@@ -316,7 +296,7 @@ def test_a_patch_is_tried_like_a_treatment_and_shown_as_a_diff(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(LOOP)
-    monkeypatch.setattr(tuning, "examine", lambda known: [found_at("model.py", 6)])
+    monkeypatch.setattr(candidates, "examine", lambda known: [found_at("model.py", 6)])
 
     def result(names: set[str]) -> TrialResult:
         if "unbound-rows model.py:6" in names:
@@ -332,15 +312,6 @@ def test_a_patch_is_tried_like_a_treatment_and_shown_as_a_diff(
     (kept,) = done.prescription.patches
     assert (kept.file, kept.sha256) == ("model.py", sha256(LOOP)) and kept.low > 4
     assert not done.prescription.treatments and done.total is not None
-
-
-def test_a_short_job_is_tried_with_as_many_steps_as_it_has() -> None:
-    assert plan_of(0.02).num_steps == plan_of(0.02, most_steps=1000).num_steps == 121
-    short = plan_of(0.02, most_steps=60)
-    assert (short.warmup, short.blocks, short.block_steps, short.num_steps) == (12, 5, 9, 58)
-    assert plan_of(0.02, most_steps=10).num_steps == 14  # the fewest; the first run then says what is missing
-    whole = evidence(job=replace(evidence().job, ended="finished"))
-    assert length_of(whole) == 1 and length_of(evidence()) is None
 
 
 def test_a_treatment_that_was_asked_for_and_does_not_suit_the_job_is_told(tmp_path: Path) -> None:

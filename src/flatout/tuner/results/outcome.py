@@ -1,0 +1,57 @@
+"""What a tuning answers: every treatment with what came of it, and what all that was kept gains."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from flatout.tuner.results.prescription import Prescription
+from flatout.tuner.treatment import Dose
+from flatout.tuner.verdict import Gain, JobGain
+
+NO_TIME = "no time was left for it"
+
+Answer = Literal["kept", "no gain", "wrong numbers", "failed", "undecided", "not tried", "dropped again"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tried:
+    """A treatment and what came of it."""
+
+    name: str
+    value: bool | int | str
+    safety: str
+    summary: str
+    answer: Answer
+    reason: str
+    gain: Gain | None = None  # of the step
+    job: JobGain | None = None  # with what it costs at the start
+    in_one_run: bool = False  # switched in blocks of one run, not in pairs of runs
+
+    def __str__(self) -> str:
+        return str(Dose(name=self.name, value=self.value))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tuning:
+    """What was tried on a job, and what is left of it."""
+
+    tried: tuple[Tried, ...]
+    noise: Gain  # the job against itself
+    reproducible: bool
+    total: Gain | None  # all that was kept against none; None where nothing was
+    prescription: Prescription
+    num_trials: int
+    step_s: float  # of the diagnosed job
+    diff: str = ""  # of the patches that were kept
+    smallest_gain: float | None = None  # that pairs of runs could show here
+    noise_in_run: Gain | None = None  # blocks of one run against themselves
+    envelope: float | None = None  # by how much of the loss runs of the job itself differ, at most
+    job: JobGain | None = None  # of all that was kept, with what it costs at the start
+
+    def why_nothing(self) -> str:
+        """The answer where nothing was kept."""
+        untried = sum(each.reason == NO_TIME for each in self.tried)
+        if not untried:
+            return "No treatment that was tried gains: the script is as fast as these treatments can make it."
+        return f"Nothing is proven: there was no time for {untried} of {len(self.tried)} treatments."

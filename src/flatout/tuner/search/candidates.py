@@ -1,0 +1,122 @@
+"""What is tried on a job, and in which order.
+
+Treatments propose values for the job; patches fit the lines that findings name.  What may gain most goes
+first: as blocks of one run showed, or as the diagnosis measured.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from flatout.doctor.examine import examine
+from flatout.measure.evidence import Evidence
+from flatout.tuner.treatment import Case, Dose, Treatment, Value, all_treatments, treatment_of
+from flatout.tuner.trial.switched import LEAST_GAIN
+from flatout.tuner.verdict import Gain
+
+MOST_SOURCE = 4 << 20
+
+Candidate = tuple[Treatment, Sequence[Value]]
+Reasons = list[tuple[Dose, str]]  # doses that are not tried, and why
+
+
+def find_treatments(
+    evidence: Evidence, command: Sequence[str], *, only: Mapping[str, Value], allow_lossy: bool
+) -> tuple[list[Candidate], Reasons]:
+    """Return the treatments that suit a job, or `only` those that were asked for; and what is left out."""
+    case = Case(evidence=evidence, source=source_of(evidence, command))
+    found: list[Candidate] = []
+    left_out: Reasons = []
+    for treatment in all_treatments().values():
+        if only and treatment.name not in only:
+            continue
+        asked = only.get(treatment.name, True)
+        values = list(treatment.propose(case)) if asked is True else [asked]
+        if treatment.safety == "lossy" and values and not allow_lossy:
+            reason = "it changes the numbers; --allow-lossy tries it"
+            left_out.append((Dose(name=treatment.name, value=values[0]), reason))
+        elif values:
+            found.append((treatment, values))
+        elif only:
+            reason = f"nothing in this job calls for it: --only {treatment.name}=VALUE tries it anyway"
+            left_out.append((Dose(name=treatment.name, value=True), reason))
+    return found, left_out
+
+
+def find_patches(
+    evidence: Evidence, command: Sequence[str], *, only: Mapping[str, Value]
+) -> tuple[list[Candidate], Reasons]:
+    """Return the patches of the lines that findings name, or `only` some; and what cannot be rewritten."""
+    from flatout.tuner.patches.patch import all_patches, find_sites
+
+    wanted = {name: value for name, value in only.items() if name in all_patches()}
+    if only and not wanted:
+        return [], []
+    can, cannot = find_sites(user_files(evidence, command), examine(evidence), folder=Path.cwd(), only=wanted)
+    doses = [Dose(name=site.patch, value=str(site)) for site in can]
+    left_out = [(Dose(name=site.patch, value=str(site)), reason) for site, reason in cannot]
+    return [(treatment_of(dose), [dose.value]) for dose in doses], left_out
+
+
+def by_ceiling(
+    candidates: Sequence[Candidate], *, in_run: Mapping[str, Gain], ceilings: Mapping[str, float]
+) -> list[Candidate]:
+    """Sort by what may be gained: as blocks of one run showed, or else by the ceilings of rules."""
+
+    def rank(candidate: Candidate) -> tuple[float, int]:
+        treatment, values = candidate
+        labels = [str(Dose(name=treatment.name, value=value)) for value in values]
+        shown = [in_run[label].ratio for label in labels if label in in_run]
+        known = shown or [ceilings.get(rule, 1.0) for rule in treatment.rules]
+        if shown and max(shown) < LEAST_GAIN:  # last: others may hold it up
+            known = [0.0]
+        return -max(known, default=1.0), ("exact", "reordered", "lossy").index(treatment.safety)
+
+    return sorted(candidates, key=rank)
+
+
+def switchable(candidates: Sequence[Candidate]) -> list[Dose]:
+    """Return the doses that can be measured in blocks of one run."""
+    return [
+        Dose(name=treatment.name, value=value)
+        for treatment, values in candidates
+        for value in values
+        if treatment.switch is not None
+    ]
+
+
+def why_not_together(doses: Sequence[Dose]) -> str | None:
+    """Return why patches do not go together; None where they do."""
+    if all(dose.name in all_treatments() for dose in doses):
+        return None
+    from flatout.tuner.patches.patch import patched_texts, sites_of
+    from flatout.tuner.patches.source import Refused
+
+    try:
+        patched_texts(sites_of(doses), folder=Path.cwd())
+    except Refused as refusal:
+        return str(refusal)
+    return None
+
+
+def ceilings_of(evidence: Evidence) -> dict[str, float]:
+    """The largest measured ceiling of each rule that found something, by its name."""
+    found: dict[str, float] = {}
+    for finding in examine(evidence):
+        if finding.ceiling is not None:
+            found[finding.name] = max(found.get(finding.name, 1.0), finding.ceiling.speedup)
+    return found
+
+
+def user_files(evidence: Evidence, command: Sequence[str]) -> list[str]:
+    """The script, and the user's files that the evidence names."""
+    paths = {name: Path(os.getcwd(), name) for name in sorted({*evidence.sources, command[0]})}
+    return [name for name, path in paths.items() if path.is_file() and path.stat().st_size <= MOST_SOURCE]
+
+
+def source_of(evidence: Evidence, command: Sequence[str]) -> str:
+    """The text of these files."""
+    paths = [Path(os.getcwd(), name) for name in user_files(evidence, command)]
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)

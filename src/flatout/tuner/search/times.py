@@ -1,0 +1,148 @@
+"""How much faster treatments are: in pairs of runs, and in alternating blocks of one run.
+
+Blocks of one run are cheap and free of what differs from process to process; treatments that can be switched
+are timed so, all of them in one run.  Others are timed in pairs of processes, A B B A, until the answer is
+settled or the time that was given is over.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flatout.ground.errors import BadInput
+from flatout.measure.evidence import Evidence
+from flatout.tuner import verdict
+from flatout.tuner.numbers import regroups
+from flatout.tuner.search.plan import seconds_for
+from flatout.tuner.treatment import Dose, treatment_of
+from flatout.tuner.trial.meter import TrialResult
+from flatout.tuner.trial.switched import FEWEST_ROUNDS
+from flatout.tuner.trials import Trials, Unit, hint_of, pair_of
+from flatout.tuner.verdict import FEWEST_PAIRS, MOST_PAIRS, Gain
+
+TRIALS_AT_END = 2 * FEWEST_PAIRS + 2  # of all that was kept together; and the one that is under way
+BLOCKS_SHARE = 0.25  # of the time that is left, for blocks of one run
+NOISE_PAIRS, NOISE_SHARE = 2, 0.25  # of the job against itself: the fewest, and of the time for more of them
+
+NOISE = "the job against itself"
+
+Pairs = list[tuple[TrialResult, TrialResult]]  # of runs without and with a treatment
+
+
+class CannotBeTimed(Exception):
+    """A trial that cannot be judged."""
+
+
+class Times:
+    """Times the trials of one job, within the seconds that were given."""
+
+    def __init__(
+        self, trials: Trials, evidence: Evidence, *, within_s: float | None, say: Callable[[str], None]
+    ) -> None:
+        self.trials, self.evidence, self._say = trials, evidence, say
+        self.pairs: dict[str, Pairs] = {}  # of runs without and with a treatment, by what was asked
+        self.in_run: dict[str, Gain] = {}  # gains of switched treatments
+        self.in_run_on: list[Dose] | None = None  # what was kept when they were measured
+        self.noise_in_run: Gain | None = None
+        self._within_s = math.inf if within_s is None else within_s
+        self._ends_s = time.monotonic() + self._within_s
+        self._longest_s = 0.0  # that a trial of a pair took
+
+    def is_late(self, *, is_any_kept: bool) -> bool:
+        """Whether the time that is left is needed to show what all that was kept gains together."""
+        trials = TRIALS_AT_END if is_any_kept else 2
+        return time.monotonic() + trials * self._longest_s > self._ends_s
+
+    def job_against_itself(self) -> Pairs:
+        """Run pairs of the job with nothing changed; raise BadInput where they cannot be judged."""
+        alike = pair_of([], [])
+        self.trials.expect("noise", [*[alike] * FEWEST_PAIRS, (((), {"nudge": True}),)])
+        pairs = self.pairs[NOISE] = []
+        until_s = self._ends_s - (1 - NOISE_SHARE) * self._within_s if self._within_s < math.inf else math.inf
+        while len(pairs) < FEWEST_PAIRS and (len(pairs) < NOISE_PAIRS or time.monotonic() < until_s):
+            self._say(f"{NOISE}, pair {len(pairs) + 1}")
+            pairs.append(self._run_pair([], []))
+            for run in pairs[-1]:
+                if reason := verdict.failure(run):
+                    raise BadInput(f"the job cannot be tuned: {reason}", hint=hint_of(run, self.trials.plan))
+        return pairs
+
+    def gain(self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str) -> Gain:
+        """Alternate two arms, A B B A, until the answer is settled."""
+        pairs: Pairs = []
+        self.pairs[label] = pairs
+        self.trials.expect(label, [one_pair(without, with_, number) for number in range(FEWEST_PAIRS)])
+        while True:
+            self._say(f"{label}: time, pair {len(pairs) + 1}")
+            (first, _), (second, _) = one_pair(without, with_, len(pairs))
+            found = self._run_pair(first, second)
+            plain, treated = found if len(pairs) % 2 == 0 else reversed(found)
+            if regroups([*without, *with_]):
+                plain, treated = verdict.by_step(plain), verdict.by_step(treated)
+            if reason := verdict.failure(treated, like=plain) or verdict.failure(plain):
+                raise CannotBeTimed(reason)
+            pairs.append((plain, treated))
+            gain = verdict.gain_of(pairs)
+            is_over = len(pairs) >= FEWEST_PAIRS and time.monotonic() > self._ends_s
+            if gain.is_settled or is_over or len(pairs) >= MOST_PAIRS:
+                return gain
+
+    def _run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
+        began_s = time.monotonic()
+        found = self.trials.run_pair(first, second)
+        self._longest_s = max(self._longest_s, (time.monotonic() - began_s) / 2)
+        return found
+
+    def switch(self, doses: Sequence[Dose], kept: Sequence[Dose]) -> None:
+        """Measure treatments in alternating blocks of one run, on top of those that were kept."""
+        self.in_run_on = list(kept)
+        for dose in doses:
+            self.in_run.pop(str(dose), None)
+        if not doses or self.evidence.job.world_size > 1:  # ranks must do the same at the same time
+            return
+        self._say(f"in one run: {', '.join(map(str, doses))}")
+        share = min(self.trials.slots, len(doses))  # one run on each of several nodes
+        changes = [self._blocks_of(doses[place::share]) for place in range(share)]
+        self.trials.expect("in one run", [((tuple(kept), each),) for each in changes])
+        for found in [self.trials.run(kept, **each) for each in changes]:
+            if found.ended not in ("measured", "finished"):  # then each is tried in processes of its own
+                continue
+            gains, same = verdict.gains_of_arms(found.arms)
+            self.noise_in_run = self.noise_in_run or same
+            self.in_run |= {
+                label: gain
+                for label, gain in gains.items()
+                if gain.is_none or gain.num_pairs >= FEWEST_ROUNDS
+            }
+
+    def gain_beside(self, dose: Dose, others: Sequence[Dose], kept: Sequence[Dose]) -> Gain | None:
+        """What a treatment gains on top of the others of `kept`; None where that could not be measured."""
+        if treatment_of(dose).switch is not None and self.evidence.job.world_size == 1:
+            found = self.trials.run(others, **self._blocks_of([dose]))
+            gain = verdict.gains_of_arms(found.arms)[0].get(str(dose))
+            if gain is not None and gain.is_settled:
+                return gain
+        try:
+            return self.gain(others, kept, label=f"without {dose}")
+        except CannotBeTimed:
+            return None
+        finally:
+            self.trials.forget()
+
+    def _blocks_of(self, doses: Sequence[Dose]) -> dict[str, Any]:
+        """What a trial is told to switch these treatments in blocks."""
+        return {
+            "arms": tuple(doses),
+            "seconds": min(
+                seconds_for(len(doses) + 1, self.evidence.step_s or 0.0),
+                BLOCKS_SHARE * max(0.0, self._ends_s - time.monotonic()),
+            ),
+        }
+
+
+def one_pair(without: Sequence[Dose], with_: Sequence[Dose], number: int) -> Unit:
+    """Return a pair of runs; every second one begins with the treatment."""
+    return pair_of(without, with_) if number % 2 == 0 else pair_of(with_, without)

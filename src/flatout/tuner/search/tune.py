@@ -1,0 +1,400 @@
+"""The whole: diagnose, try, keep, drop once, write.
+
+    the job against itself -> what can be switched, all in one run -> each treatment, on top of what was kept
+    -> what was kept, each left out once -> all together
+
+Treatments that can be switched are timed first, in alternating blocks of one run, because that is cheap;
+those that gain are then asked for their numbers.  For the others numbers come first, with one or two runs,
+and time afterwards, in pairs of processes.  What may gain most by the diagnosis goes first.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flatout.ground.errors import BadInput
+from flatout.ground.interrupts import Interrupts
+from flatout.hardware.ray_cluster import RayCluster
+from flatout.measure.evidence import Evidence
+from flatout.tuner import verdict
+from flatout.tuner.numbers import Numbers
+from flatout.tuner.results.kept import keep, keep_patches
+from flatout.tuner.results.outcome import NO_TIME, Answer, Tried, Tuning
+from flatout.tuner.results.prescription import Kept, Prescription, Proof
+from flatout.tuner.search.candidates import (
+    Candidate,
+    Reasons,
+    by_ceiling,
+    ceilings_of,
+    find_patches,
+    find_treatments,
+    source_of,
+    switchable,
+    why_not_together,
+)
+from flatout.tuner.search.plan import at_once, length_of, plan_of, steps_of
+from flatout.tuner.search.times import CannotBeTimed, Times, one_pair
+from flatout.tuner.treatment import Dose, Treatment, Value, all_treatments, read_dose, treatment_of
+from flatout.tuner.trial.journal import Journal, journal_path
+from flatout.tuner.trial.on_cluster import ClusterTrials
+from flatout.tuner.trial.switched import LEAST_GAIN
+from flatout.tuner.trials import Trials, Unit
+from flatout.tuner.verdict import Gain
+
+ALL_OF_IT = 0.9  # of a measured ceiling: no other value of a treatment is tried
+LIKELY_PAIRS = 2  # that a treatment is asked for: most gain nothing, and two show it
+
+TOGETHER = "everything kept"
+
+
+class Tuner:
+    """Tries the treatments of one job."""
+
+    def __init__(
+        self,
+        evidence: Evidence,
+        command: Sequence[str],
+        *,
+        module: bool,
+        allow_lossy: bool,
+        only: Sequence[str] = (),
+        patch: bool = False,
+        on_progress: Callable[[str], None],
+        journal: Journal | None = None,
+        cluster: RayCluster | None = None,
+        within_s: float | None = None,
+    ) -> None:
+        if evidence.step_s is None:
+            raise BadInput("no step of the job was measured", hint="flatout diagnose says what it saw")
+        self.evidence, self.command, self.allow_lossy = evidence, tuple(command), allow_lossy
+        self.only = {dose.name: dose.value for dose in map(read_dose, only)}
+        self.patch, self.on_progress = patch, on_progress
+        start = Trials if cluster is None else functools.partial(ClusterTrials, cluster)
+        trials = start(
+            command,
+            module=module,
+            plan=plan_of(evidence.step_s, most_steps=length_of(evidence)),
+            on_progress=on_progress,
+            journal=journal,
+            ranks=evidence.job.world_size,
+        )
+        self.times = Times(trials, evidence, within_s=within_s, say=self._say)
+        self._later: Sequence[Candidate] = ()  # that were not tried yet
+        self._place = ""  # of the treatment under way, among those that are tried
+        self.kept: list[Dose] = []
+        self.tried: list[Tried] = []
+        self.checks: dict[str, str] = {}  # how the numbers of a treatment were verified
+
+    @property
+    def trials(self) -> Trials:
+        return self.times.trials
+
+    def run(self) -> Tuning:
+        """Try everything; the trials' folder is gone afterwards, whatever happens."""
+        with self.trials:
+            noise = self._measure_noise()
+            self._try_all(self._patches())
+            self._try_all(self._treatments())
+            self._place = ""
+            self._drop_what_no_longer_pays()
+            total = self._total()
+            machine = self.trials.machine(self.evidence)
+        kept = tuple(self._kept(dose) for dose in self.kept if dose.name in all_treatments())
+        others = [dose for dose in self.kept if dose.name not in all_treatments()]
+        patches, diff = keep_patches(others, self._kept)
+        prescription = Prescription(
+            command=self.command,
+            treatments=kept,
+            proof=self._proof(noise, total) if total else None,
+            machine=machine,
+            patches=patches,
+        )
+        return Tuning(
+            tried=tuple(self.tried),
+            noise=noise,
+            noise_in_run=self.times.noise_in_run,
+            smallest_gain=verdict.smallest_gain(noise),
+            envelope=self.numbers.envelope,
+            reproducible=self.numbers.reproducible,
+            total=total,
+            job=verdict.job_gain_of(self.times.pairs.get(TOGETHER, []), num_steps=steps_of(self.evidence)),
+            prescription=prescription,
+            num_trials=self.trials.num_run,
+            step_s=self.evidence.step_s or 0.0,
+            diff=diff,
+        )
+
+    # -- the job itself
+
+    def _measure_noise(self) -> Gain:
+        """Run the job against itself: does it repeat, how do times vary, what does rounding do to losses."""
+        pairs = self.times.job_against_itself()
+        runs = [run for pair in pairs for run in pair]
+        self.trials.at_once = at_once(self.evidence, runs)
+        precision = self.evidence.precision
+        is_half = precision is not None and precision.autocast is not None
+        self.numbers = Numbers(self.trials, runs, is_half=is_half)
+        return verdict.gain_of(pairs)
+
+    # -- what is tried
+
+    def _patches(self) -> list[Candidate]:
+        """They come first, since they change what the rest gains."""
+        if not self.patch:
+            return []
+        found, left_out = find_patches(self.evidence, self.command, only=self.only)
+        self._note_untried(left_out)
+        return found
+
+    def _treatments(self) -> list[Candidate]:
+        """Those that suit the job, by what they may gain: what can be switched is measured first."""
+        found, left_out = find_treatments(
+            self.evidence, self.command, only=self.only, allow_lossy=self.allow_lossy
+        )
+        self._note_untried(left_out)
+        self.times.switch(switchable(found), self.kept)
+        return by_ceiling(found, in_run=self.times.in_run, ceilings=ceilings_of(self.evidence))
+
+    # -- one after the other
+
+    def _try_all(self, candidates: Sequence[Candidate]) -> None:
+        for number, (treatment, values) in enumerate(candidates):
+            self._later = candidates[number:]
+            self._place = f"{number + 1} of {len(candidates)} · "
+            if self._is_late():
+                self._note(treatment, values[0], "not tried", NO_TIME)
+                continue
+            for later, doses in candidates[number:]:
+                self._expect(later, doses)
+            self._try(treatment, values)
+
+    def _is_late(self) -> bool:
+        return self.times.is_late(is_any_kept=bool(self.kept))
+
+    def _expect(self, treatment: Treatment, values: Sequence[Value]) -> None:
+        """Tell what the values of a treatment will ask for, if nothing else is kept before."""
+        if treatment.safety == "lossy" or (
+            treatment.switch is not None and self.times.in_run_on != self.kept
+        ):
+            return
+        for dose in (Dose(name=treatment.name, value=value) for value in values):
+            gain, doses = self.times.in_run.get(str(dose)), [*self.kept, dose]
+            if (gain is not None and not gain.is_kept) or why_not_together(doses):
+                continue
+            units: list[Unit] = [((tuple(doses), self.numbers.changes_for(doses)),)]
+            if gain is None:
+                units += [one_pair(self.kept, doses, number) for number in range(LIKELY_PAIRS)]
+            self.trials.expect(str(dose), units)
+
+    def _try(self, treatment: Treatment, values: Sequence[Value]) -> None:
+        """Try the values of a treatment, and keep the best of those that pay."""
+        doses = [Dose(name=treatment.name, value=value) for value in values]
+        if treatment.switch is not None and self.times.in_run_on != self.kept:
+            self.times.switch(switchable(self._later), self.kept)  # what was kept may have held the others up
+        ceilings = ceilings_of(self.evidence)
+        known = [ceilings[rule] for rule in treatment.rules if rule in ceilings]
+        paid: list[tuple[Dose, Gain]] = []
+        for number, dose in enumerate(doses):
+            if paid and known and paid[-1][1].ratio >= ALL_OF_IT * max(known):
+                self._note(
+                    treatment, dose.value, "not tried", f"{paid[-1][0]} already gains all that is possible"
+                )
+                continue
+            if number and self._is_late():
+                self._note(treatment, dose.value, "not tried", NO_TIME)
+                continue
+            found = self._try_dose(treatment, dose)
+            self.trials.forget(str(dose))
+            if found is not None:
+                paid.append((dose, found))
+        best = max(paid, key=lambda each: each[1].low, default=None)
+        for dose, gain in paid:
+            if best is not None and dose == best[0]:
+                self.kept.append(dose)
+                self.trials.forget()  # what was expected lacks this one
+                self._note(treatment, dose.value, "kept", self.checks[str(dose)], gain)
+            else:
+                self._note(treatment, dose.value, "no gain", f"{best[0] if best else ''} gains more", gain)
+
+    def _try_dose(self, treatment: Treatment, dose: Dose) -> Gain | None:
+        """What a treatment gains whose numbers are right; else note why it is not kept."""
+        if reason := why_not_together([*self.kept, dose]):
+            self._note(treatment, dose.value, "not tried", reason)
+            return None
+        gain = self.times.in_run.get(str(dose))
+        if gain is not None and not gain.is_kept:  # time was cheap to measure, numbers are not
+            self._note_gain(treatment, dose, gain)
+            return None
+        self._say(f"{dose}: numbers")
+        judged = self.numbers.judge(treatment, self.kept, dose)
+        if not judged.is_right:
+            self._note(treatment, dose.value, judged.answer, judged.reason, gain)  # type: ignore[arg-type]
+            return None
+        self.checks[str(dose)] = judged.reason
+        if gain is None:
+            try:
+                gain = self.times.gain(self.kept, [*self.kept, dose], label=str(dose))
+            except CannotBeTimed as error:
+                self._note(treatment, dose.value, "failed", str(error))
+                return None
+        if gain.is_kept:
+            return gain
+        self._note_gain(treatment, dose, gain)
+        return None
+
+    def _note_gain(self, treatment: Treatment, dose: Dose, gain: Gain) -> None:
+        if gain.is_none:
+            self._note(treatment, dose.value, "no gain", "it gains less than 3 %", gain)
+        else:
+            what = "blocks" if str(dose) in self.times.in_run else "pairs"
+            reason = f"{gain.num_pairs} {what} do not show whether it gains 3 %"
+            self._note(treatment, dose.value, "undecided", reason, gain)
+
+    def _drop_what_no_longer_pays(self) -> None:
+        """Leave each kept treatment out once: another may have taken its place."""
+        if len(self.kept) < 2:
+            return
+        before = list(self.kept)
+        for dose in before:
+            if self._is_late() or (dose == before[-1] and self.kept == before):
+                return  # what the last one gains was measured beside the others
+            others = [each for each in self.kept if each != dose]
+            gain = self.times.gain_beside(dose, others, self.kept)
+            if gain is None:
+                continue
+            number = self._number_of(dose)
+            if gain.high < LEAST_GAIN or gain.low < 1:
+                self.kept = others
+                answer, reason = "dropped again", "next to the others it gains nothing"
+            else:
+                answer, reason = "kept", self.tried[number].reason
+            self.tried[number] = replace(self.tried[number], answer=answer, reason=reason, gain=gain)  # type: ignore[arg-type]
+
+    def _total(self) -> Gain | None:
+        """What all that is kept gains together; one alone may have been measured already."""
+        if not self.kept:
+            return None
+        if len(self.kept) == 1 and (known := self.times.pairs.get(str(self.kept[0]))):
+            self.times.pairs[TOGETHER] = known
+            return verdict.gain_of(known)
+        try:
+            return self.times.gain([], self.kept, label=TOGETHER)
+        except CannotBeTimed as error:
+            for dose in self.kept:
+                number = self._number_of(dose)
+                self.tried[number] = replace(self.tried[number], answer="failed", reason=str(error))
+            self.kept = []
+            return None
+
+    # -- what is told
+
+    def _say(self, what: str) -> None:
+        """Say what is under way, how far that is, and what was found by now."""
+        kept = f" · kept: {', '.join(map(str, self.kept))}" if self.kept else ""
+        self.on_progress(f"{self._place}{what}{kept}")
+
+    def _note(
+        self,
+        treatment: Treatment,
+        value: Value,
+        answer: Answer,
+        reason: str,
+        gain: Gain | None = None,
+    ) -> None:
+        dose = Dose(name=treatment.name, value=value)
+        pairs = self.times.pairs.get(str(dose), [])
+        self.tried.append(
+            Tried(
+                name=treatment.name,
+                value=value,
+                safety=treatment.safety,
+                summary=treatment.summary,
+                answer=answer,
+                reason=reason,
+                gain=gain,
+                job=verdict.job_gain_of(pairs, num_steps=steps_of(self.evidence)) if pairs else None,
+                in_one_run=str(dose) in self.times.in_run,
+            )
+        )
+
+    def _note_untried(self, left_out: Reasons) -> None:
+        for dose, reason in left_out:
+            self._note(treatment_of(dose), dose.value, "not tried", reason)
+
+    def _number_of(self, dose: Dose) -> int:
+        return next(
+            i for i, each in enumerate(self.tried) if (each.name, each.value) == (dose.name, dose.value)
+        )
+
+    def _kept(self, dose: Dose) -> Kept:
+        return keep(self.tried[self._number_of(dose)], checked=self.checks[str(dose)])
+
+    def _proof(self, noise: Gain, total: Gain) -> Proof:
+        return Proof(
+            ratio=total.ratio,
+            low=total.low,
+            high=total.high,
+            noise_low=noise.low,
+            noise_high=noise.high,
+            smallest_gain=verdict.smallest_gain(noise),
+            loss_envelope=self.numbers.envelope,
+            reproducible=self.numbers.reproducible,
+            step_s=self.evidence.step_s or 0.0,
+            date=datetime.date.today().isoformat(),
+        )
+
+
+def tune(
+    evidence: Evidence,
+    command: Sequence[str],
+    *,
+    module: bool = False,
+    allow_lossy: bool = False,
+    only: Sequence[str] = (),
+    patch: bool = False,
+    on_progress: Callable[[str], None] = lambda message: None,
+    resume: bool = False,
+    evidence_path: Path | None = None,
+    cluster: RayCluster | None = None,
+    within_s: float | None = None,
+) -> Tuning:
+    """Try every treatment that suits a job, or `only` some; keep those that pay and compute its numbers.
+
+    With `patch` changes of the source are tried, too; no file is written.  Finished trials stand in a journal
+    until all is done; `resume` goes on with it.  With a `cluster` they run on its nodes.  After `within_s`
+    seconds nothing more is tried.
+    """
+    wish: dict[str, Any] = {"module": module, "allow_lossy": allow_lossy, "only": list(only), "patch": patch}
+    job: dict[str, Any] = {
+        "command": list(command),
+        **wish,
+        "source": hashlib.sha256(source_of(evidence, command).encode()).hexdigest(),
+        "started_at": evidence.job.started_at,
+        "versions": [evidence.job.python, evidence.job.torch, evidence.job.flatout],
+    }
+    if cluster is not None:
+        job["trials"] = "on a cluster"  # where pairs are written down as a whole
+    journal = Journal(journal_path(tuple(command)), job=job, resume=resume, evidence=evidence_path)
+    if resume:
+        on_progress(
+            f"{journal.num_known} trials are already finished" if journal.num_known else "nothing to resume"
+        )
+    tuner = Tuner(
+        evidence,
+        command,
+        **wish,
+        on_progress=on_progress,
+        journal=journal,
+        cluster=cluster,
+        within_s=within_s,
+    )
+    with Interrupts():  # a polite kill leaves no more behind than Ctrl-C
+        done = tuner.run()
+    journal.close()
+    return done

@@ -1,0 +1,66 @@
+"""What is measured of times, with trials whose results are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flatout.ground.errors import BadInput
+from flatout.tuner.search.times import NOISE, CannotBeTimed, Times, one_pair
+from flatout.tuner.treatment import Dose
+from flatout.tuner.trial.meter import TrialResult
+from flatout.tuner.verdict import FEWEST_PAIRS, MOST_PAIRS
+from tests.unit.tuner.search.test_tune import GivenTrials
+from tests.unit.tuner.test_treatment import evidence
+from tests.unit.tuner.test_verdict import trial
+
+WORKERS, THREADS = Dose(name="loader-workers", value=2), Dose(name="threads", value=1)
+
+
+def faster(names: set[str]) -> TrialResult:
+    return trial(0.1 / (2 if "loader-workers 2" in names else 1) / (1.5 if "threads 1" in names else 1))
+
+
+def times(folder: Path, result: object = faster, *, within_s: float | None = None) -> Times:
+    said: list[str] = []
+    given = GivenTrials(folder, result)  # type: ignore[arg-type]
+    return Times(given, evidence(), within_s=within_s, say=said.append)  # type: ignore[arg-type]
+
+
+def test_arms_take_turns_until_the_answer_is_settled(tmp_path: Path) -> None:
+    assert one_pair([], [WORKERS], 1) == tuple(reversed(one_pair([], [WORKERS], 0)))
+    found = times(tmp_path)
+    gain = found.gain([], [WORKERS], label="workers")
+    assert gain.ratio == pytest.approx(2.0, rel=0.05) and gain.num_pairs == FEWEST_PAIRS
+    plain, treated = found.pairs["workers"][1]  # which began with the treatment
+    assert plain.blocks_s[0] > treated.blocks_s[0]
+    assert found.gain([], [], label="nothing").num_pairs <= MOST_PAIRS
+
+
+def test_a_trial_that_fails_cannot_be_timed(tmp_path: Path) -> None:
+    def result(names: set[str]) -> TrialResult:
+        return trial(ended="crashed", error="ValueError: x") if names else trial(0.1)
+
+    found = times(tmp_path, result)
+    with pytest.raises(CannotBeTimed, match="ValueError: x"):
+        found.gain([], [WORKERS], label="workers")
+    assert found.gain_beside(WORKERS, [], [WORKERS]) is None
+    with pytest.raises(BadInput, match="no loss was seen"):
+        times(tmp_path, lambda names: trial(losses=())).job_against_itself()
+
+
+def test_what_can_be_switched_is_measured_in_one_run(tmp_path: Path) -> None:
+    found = times(tmp_path)
+    found.switch([THREADS], [WORKERS])
+    assert found.trials.num_run == 1 and found.in_run_on == [WORKERS]
+    assert found.in_run["threads 1"].ratio == pytest.approx(1.5) and found.noise_in_run is not None
+    beside = found.gain_beside(THREADS, [WORKERS], [WORKERS, THREADS])
+    assert beside is not None and beside.ratio == pytest.approx(1.5) and found.trials.num_run == 2
+
+
+def test_few_pairs_are_run_when_time_is_short(tmp_path: Path) -> None:
+    late, early = times(tmp_path, within_s=0.0), times(tmp_path, within_s=1e6)
+    assert len(late.job_against_itself()) == len(late.pairs[NOISE]) == 2
+    assert len(early.job_against_itself()) == FEWEST_PAIRS
+    assert late.is_late(is_any_kept=False) and not early.is_late(is_any_kept=True)
