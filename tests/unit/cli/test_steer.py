@@ -125,9 +125,9 @@ def test_what_cannot_be_done_is_one_line(tiny: Path, run: Path, tmp_path: Path) 
     given = ("--model", tiny / "model", "--questions", tiny / "questions.jsonl", "--out", tmp_path / "r")
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"prompt": "a", "positive": "b", "negative": "c"}\n{"prompt": "a"\n')
-    assert "broken.jsonl, line 2: not JSON" in refused("search", *given, "--questions", broken)
+    assert "broken.jsonl:2 is not JSON" in refused("search", *given, "--questions", broken)
     broken.write_text('{"prompt": "a", "positive": "b", "negative": "c"}\n{"prompt": "a"}\n')
-    assert "broken.jsonl, line 2: 'positive' is missing" in refused("search", *given, "--questions", broken)
+    assert "broken.jsonl:2: 'positive' is missing" in refused("search", *given, "--questions", broken)
     bare = tmp_path / "bare"
     shutil.copytree(tiny / "model", bare, ignore=shutil.ignore_patterns("tokenizer*"))
     assert "has no tokenizer" in refused("search", *given, "--model", bare)

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flatout.engines.run.json_lines import read_rows
 from flatout.engines.run.models import has_chat_template, write_chats
 from flatout.ground.errors import BadInput
 
@@ -75,57 +76,25 @@ def question_of(prompt: str, *, positive: str, negative: str) -> Question:
 
 def read_questions(path: Path | str) -> list[Question]:
     """Read the questions of a JSON-lines file or of a JSON list; errors name the line."""
-    path = Path(path)
-    try:
-        content = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise BadInput(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        line = path.read_bytes()[: error.start].count(b"\n") + 1
-        raise BadInput(f"{path}, line {line}: byte {error.start} is not UTF-8") from error
-    questions = [_question(found, where) for where, found in _objects(content, path)]
-    if not questions:
-        raise BadInput(f"{path} holds no questions", hint=HINT)
-    return questions
+    return read_rows(Path(path), read=_read_question, hint=HINT)
 
 
-def _objects(content: str, path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each object of a file and where it stands."""
-    if content.lstrip().startswith("["):
-        try:
-            found = json.loads(content)
-        except json.JSONDecodeError as error:
-            raise BadInput(f"{path}, line {error.lineno}: not JSON: {error.msg}") from error
-        for number, one in enumerate(found, start=1):
-            yield f"{path}, item {number}", one
-        return
-    for number, line in enumerate(content.split("\n"), start=1):
-        if not line.strip():
-            continue
-        try:
-            yield f"{path}, line {number}", json.loads(line)
-        except json.JSONDecodeError as error:
-            raise BadInput(f"{path}, line {number}: not JSON: {error.msg}", hint=HINT) from error
-
-
-def _question(found: Any, where: str) -> Question:
-    if not isinstance(found, dict):
-        raise BadInput(f"{where}: a {type(found).__name__}, not an object", hint=HINT)
-    form = next((form for form in FORMS if form[0] in found), None)
+def _read_question(row: Mapping[str, Any]) -> Question:
+    form = next((form for form in FORMS if form[0] in row), None)
     if form is None:
         form = ("", *FORMS[1][1:])  # two free texts share no prompt
-    missing = [name for name in form if name and name not in found]
+    missing = [name for name in form if name and name not in row]
     if missing:
-        raise BadInput(f"{where}: {missing[0]!r} is missing", hint=HINT)
-    text, positive, negative = (found[name] if name else "" for name in form)
+        raise BadInput(f"{missing[0]!r} is missing")
+    text, positive, negative = (row[name] if name else "" for name in form)
     for name, value in zip(form, (text, positive, negative), strict=True):
         if not isinstance(value, str):
-            raise BadInput(f"{where}: {name!r} is a {type(value).__name__}, not a text")
+            raise BadInput(f"{name!r} is a {type(value).__name__}, not a text")
     for name, value in zip(form[1:], (positive, negative), strict=True):
         if not value:
-            raise BadInput(f"{where}: {name!r} is empty", hint="an answer has at least one character")
+            raise BadInput(f"{name!r} is empty", hint="an answer has at least one character")
     if positive == negative:
-        raise BadInput(f"{where}: both answers are {positive[:40]!r}", hint="the two answers must differ")
+        raise BadInput(f"both answers are {positive[:40]!r}", hint="the two answers must differ")
     return question_of(text, positive=positive, negative=negative)
 
 

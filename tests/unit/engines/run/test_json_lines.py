@@ -50,3 +50,16 @@ def test_a_bad_line_is_named_with_what_a_line_looks_like(tmp_path: Path, line: s
     with pytest.raises(BadInput, match=said) as caught:
         questions(path)
     assert 'lines of {"q": "..."}' in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_one_list_of_objects_is_read_too(tmp_path: Path) -> None:
+    path = tmp_path / "f.json"
+    path.write_text('[{"q": "one"},\n {"q": "two"}]')
+    assert questions(path) == ["one", "two"]
+    for text, said in (
+        ('[{"q": "one"},\n {]', "f.json:2 is not JSON"),
+        ('[{"q": "bad"}]', "f.json, item 1: q is"),
+    ):
+        path.write_text(text)
+        with pytest.raises(BadInput, match=said):
+            questions(path)

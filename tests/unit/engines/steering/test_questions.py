@@ -56,13 +56,13 @@ def test_a_json_list_is_the_same_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("{", "line 3: not JSON"),
-        ("[1]", "line 3: a list, not an object"),
-        ({"prompt": "x", "positive": "y"}, "line 3: 'negative' is missing"),
-        ({"question": "x"}, "line 3: 'answer_matching_behavior' is missing"),
-        ({**PAIR, "positive": 3}, "line 3: 'positive' is a int"),
-        ({**PAIR, "negative": ""}, "line 3: 'negative' is empty"),
-        ({**PAIR, "positive": "No"}, "line 3: both answers are 'No'"),
+        ("{", "q.jsonl:3 is not JSON"),
+        ("[1]", "q.jsonl:3 is a list, not an object"),
+        ({"prompt": "x", "positive": "y"}, "q.jsonl:3: 'negative' is missing"),
+        ({"question": "x"}, "q.jsonl:3: 'answer_matching_behavior' is missing"),
+        ({**PAIR, "positive": 3}, "q.jsonl:3: 'positive' is a int"),
+        ({**PAIR, "negative": ""}, "q.jsonl:3: 'negative' is empty"),
+        ({**PAIR, "positive": "No"}, "q.jsonl:3: both answers are 'No'"),
     ],
 )
 def test_an_error_names_the_line(tmp_path: Path, line: Any, said: str) -> None:
@@ -72,15 +72,15 @@ def test_an_error_names_the_line(tmp_path: Path, line: Any, said: str) -> None:
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(BadInput, match="does not exist"):
         read_questions(tmp_path / "absent.jsonl")
-    with pytest.raises(BadInput, match="holds no questions"):
+    with pytest.raises(BadInput, match="is empty"):
         read_questions(written(tmp_path / "empty.jsonl", ""))
     (tmp_path / "latin.jsonl").write_bytes(b'{}\n{"prompt": "\xe9"}')
-    with pytest.raises(BadInput, match="line 2: byte 15 is not UTF-8"):
+    with pytest.raises(BadInput, match="line 2, byte 15 is not UTF-8"):
         read_questions(tmp_path / "latin.jsonl")
     (tmp_path / "list.json").write_text('[\n{"prompt": }]')
-    with pytest.raises(BadInput, match="line 2: not JSON"):
+    with pytest.raises(BadInput, match=r"list\.json:2 is not JSON"):
         read_questions(tmp_path / "list.json")
 
 
