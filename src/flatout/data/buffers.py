@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
+from flatout.data.padding import Array
+
 ALIGNMENT_BYTES = 64
 # Without a number of buffers to keep, fields from this size on keep two: the one a step reads, the one being
 # written.  Smaller fields mostly get the C library's memory back with its pages in place.
@@ -90,6 +92,14 @@ class Buffers:
         if len(kept) < self._num_kept(num_bytes):
             kept.append(buffer)
         return _aligned(buffer, num_bytes)
+
+
+def send(values: Array | Tensor, device: torch.device | str) -> Tensor:
+    """Copy values of the host to a device, without waiting for what runs there."""
+    tensor = values if isinstance(values, Tensor) else torch.from_numpy(values)
+    if torch.device(device).type == "cuda" and not tensor.is_cuda:
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
 
 
 def _references(kept: list[npt.NDArray[np.uint8]], number: int) -> int:

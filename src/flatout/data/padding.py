@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flatout.ground.errors import BadInput
+from flatout.ground.units import round_up
 
 Array = npt.NDArray[Any]
 Longs = npt.NDArray[np.int64]
@@ -60,7 +61,7 @@ class Pad:
 
     def length_of(self, longest: int) -> int:
         """Rows of a batch whose longest sample has `longest` rows."""
-        rounded = -(-longest // self.multiple) * self.multiple
+        rounded = round_up(longest, self.multiple)
         return rounded if self.max_length is None else min(rounded, self.max_length)
 
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from flatout.data.buffers import send
 from flatout.data.padding import Longs
 from flatout.ground.errors import BadInput
 
@@ -253,10 +254,8 @@ def _sent(part: Longs | Tensor, device: torch.device) -> Tensor:
     """On the device, without waiting for its work."""
     if isinstance(part, Tensor):
         return part.to(device)
-    if device.type != "cuda":
-        return torch.from_numpy(part).to(device)
     _refuse_capture(device)
-    return torch.from_numpy(part).pin_memory().to(device, non_blocking=True)
+    return send(part, device)
 
 
 def _refuse_capture(device: torch.device) -> None:

@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flatout.data.buffers import send
 from flatout.data.padding import Longs
 from flatout.data.pieces import Piece, PieceTable, Placed, gather_rows
 from flatout.ground.errors import BadInput
@@ -124,7 +125,7 @@ def interleave(
     begun_PB = lengths_PB.clamp(max=1)
     parts = [index[:, :length].flatten(), begun_PB.cumsum(0) - begun_PB, lengths_B]
     parts += [] if ids is None else [ids[:, :length]]
-    rows, starts_PB, lengths_B, *kept_ids = (_beside(part, table.device) for part in parts)
+    rows, starts_PB, lengths_B, *kept_ids = (send(part, table.device) for part in parts)
     flat = gather_rows(table.sources(), rows, pad_value=pad_value)
     return Sequences(
         values=flat.view(table.batch, length, *table.item),
@@ -142,13 +143,6 @@ def _turns(lengths_PB: Tensor, number: int, num_rows: int, length: int) -> Tenso
     before_PBN = torch.minimum(lengths_PB[:, :, None], time_N + earlier_P[:, None, None])
     ended_BN = time_N >= lengths_PB[number][:, None]
     return before_PBN.sum(0).masked_fill(ended_BN, length).clamp(max=length)
-
-
-def _beside(part: Tensor, device: torch.device) -> Tensor:
-    """On the device of the values; a copy from the host overlaps with the GPU's work."""
-    if part.device == device or device.type != "cuda" or part.is_cuda:
-        return part.to(device)
-    return part.pin_memory().to(device, non_blocking=True)
 
 
 def _piece_ids(placed: Placed) -> Tensor:

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.data.buffers import Buffers
+from flatout.data.buffers import Buffers, send
 from flatout.data.pad_rows import PadRows
 from flatout.data.padding import Array, Longs, Pad, Padded, torch_dtype
 
@@ -130,7 +130,7 @@ class DeviceRows:
     def padded(self, indices: Longs, names: Sequence[str], pads: Mapping[str, Pad]) -> dict[str, Any]:
         batch: dict[str, Any] = {}
         plain = Pad()
-        chosen = self._send(indices)
+        chosen = send(indices, self._device)
         places: dict[tuple[int, int, str], tuple[Tensor, Tensor, Tensor]] = {}
         for name in names:
             flat, pad = self._fields[name], pads.get(name, plain)
@@ -164,7 +164,7 @@ class DeviceRows:
 
     def packed(self, indices: Longs, names: Sequence[str]) -> dict[str, Tensor]:
         batch: dict[str, Tensor] = {}
-        chosen = self._send(indices)
+        chosen = send(indices, self._device)
         for name in names:
             flat = self._fields[name]
             if name not in self._spans:
@@ -177,12 +177,6 @@ class DeviceRows:
             batch[name] = flat.index_select(0, shift + torch.arange(total, device=self._device))
             batch[f"{name}_offsets"] = offsets
         return batch
-
-    def _send(self, indices: Longs) -> Tensor:
-        chosen = torch.from_numpy(indices)
-        if self._device.type == "cuda":
-            return chosen.pin_memory().to(self._device, non_blocking=True)
-        return chosen.to(self._device)
 
 
 def fill_padded(out: Array, flat: Array, starts: Longs, lengths: Longs, pad: Pad) -> None:

@@ -1,8 +1,9 @@
-"""How quantities are shown to people, and read.  Unknown is None in data and "n/a" on screen."""
+"""How quantities are shown to people, read and rounded.  Unknown is None in data and "n/a" on screen."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 UNKNOWN = "n/a"
 
@@ -95,3 +96,14 @@ def show_time(seconds: float | None) -> str:
     if days:
         return f"{days} d {hours} h"
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def show_some(names: Iterable[object], *, most: int) -> str:
+    """List at most so many names, and three dots for the rest: "a, b, ..."."""
+    shown = list(map(str, names))
+    return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the next multiple of a number that is not below `value`."""
+    return -(-value // multiple) * multiple

@@ -190,7 +190,7 @@ def _parts(name: str) -> list[str]:
 
 
 def _find(name: str, modules: Mapping[str, nn.Module], *, kinds: Literal["linear", "vector"]) -> nn.Module:
-    fits = _is_linear if kinds == "linear" else _takes_vectors
+    fits = is_linear if kinds == "linear" else takes_vectors
     module = modules.get(name)
     if module is None:
         known = [other for other, candidate in modules.items() if fits(candidate)]
@@ -209,14 +209,18 @@ def _find(name: str, modules: Mapping[str, nn.Module], *, kinds: Literal["linear
     return module
 
 
-def _is_linear(module: nn.Module) -> bool:
-    """Exactly these two: a subclass may compute something else, or never be called (attention's out_proj)."""
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is exactly `nn.Linear` or transformers' `Conv1D`.
+
+    A subclass may compute something else, or never be called (attention's out_proj).
+    """
     kind = type(module)
     return kind is nn.Linear or (kind.__name__, kind.__module__) == ("Conv1D", "transformers.pytorch_utils")
 
 
-def _takes_vectors(module: nn.Module) -> bool:
-    return _is_linear(module) or type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
+def takes_vectors(module: nn.Module) -> bool:
+    """Whether a module's vectors can have full noise: linear maps, layer norms and RMS norms."""
+    return is_linear(module) or type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:
@@ -255,7 +259,7 @@ def _add_vectors(
     for module, values in zip(parts, noise.values.split(widths, dim=1), strict=True):
         change = changes.setdefault(module, _Change())
         change.vectors[attribute] = (values, tables.per_row(name, values, noise.scale, module))
-        if not _is_linear(module) and not isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        if not is_linear(module) and not isinstance(module, nn.LayerNorm | nn.RMSNorm):
             change.plain = change.plain or copy.copy(module)
 
 

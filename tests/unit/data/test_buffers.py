@@ -4,10 +4,11 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.data.buffers import ALIGNMENT_BYTES, KEPT_BYTES, Buffers
+from flatout.data.buffers import ALIGNMENT_BYTES, KEPT_BYTES, Buffers, send
 
 
 def test_fresh_memory_where_none_is_kept() -> None:
@@ -97,3 +98,9 @@ def test_workers_write_into_shared_memory() -> None:
     batches = list(loader)
     assert all(shared for _, shared in batches)
     assert torch.cat([values for values, _ in batches]).tolist() == list(range(8))
+
+
+def test_what_is_sent_keeps_its_values_and_types() -> None:
+    assert torch.equal(send(np.array([1, 2]), "cpu"), torch.tensor([1, 2]))
+    assert send(np.array(2.5, dtype=np.float32), "cpu").dtype == torch.float32
+    assert torch.equal(send(torch.eye(2), torch.device("cpu")), torch.eye(2))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flatout.ground.units import (
     UNKNOWN,
     read_bytes,
+    round_up,
     show,
     show_bytes,
     show_joules,
@@ -18,6 +19,7 @@ from flatout.ground.units import (
     show_rough,
     show_seconds,
     show_share,
+    show_some,
     show_time,
 )
 
@@ -136,3 +138,14 @@ def test_joules(joules: float, shown: str) -> None:
 )
 def test_sizes_are_read(text: str, num_bytes: int | None) -> None:
     assert read_bytes(text) == num_bytes
+
+
+@given(value=st.integers(0, 10_000), multiple=st.integers(1, 300))
+def test_a_number_is_rounded_up_to_the_next_multiple(value: int, multiple: int) -> None:
+    assert round_up(value, multiple) % multiple == 0
+    assert value <= round_up(value, multiple) < value + multiple
+
+
+def test_a_long_list_is_cut() -> None:
+    assert show_some(["a", "b"], most=2) == "a, b"
+    assert show_some(iter(range(4)), most=2) == "0, 1, ..."

@@ -37,6 +37,7 @@ from flatout.engines.run.fingerprint import check_model, weights_fingerprint
 from flatout.engines.run.folder import OnProgress, ignore
 from flatout.engines.run.ranks import Ranks
 from flatout.ground.errors import BadInput
+from flatout.ground.units import show_some
 
 DEFAULT_TARGET_LENGTH = 64  # of a task that writes and does not say how much
 MOST_SHOWN = 5  # classes in one line
@@ -164,10 +165,9 @@ class AdapterAssembly:
         trained = {task.class_of(record) for record in self.splits[name].train} - {None}
         if not (lacking := sorted(map(str, trained - judged))):
             return None
-        shown = ", ".join(lacking[:MOST_SHOWN]) + (", ..." if len(lacking) > MOST_SHOWN else "")
         return (
-            f"{name}: the {split} rows that are scored ({len(scored)}) lack {len(lacking)} of "
-            f"{len(trained)} classes of its training rows ({shown}); score more rows"
+            f"{name}: the {split} rows that are scored ({len(scored)}) lack {len(lacking)} of {len(trained)} "
+            f"classes of its training rows ({show_some(lacking, most=MOST_SHOWN)}); score more rows"
         )
 
     def _encode(self, name: str, split: str) -> TaskSplit:

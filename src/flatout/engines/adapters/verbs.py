@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from flatout.engines.adapters import peft_format, run_folder
 from flatout.engines.adapters.assembly import AdapterAssembly, check_encoder
 from flatout.engines.adapters.evaluation import results
@@ -32,17 +30,24 @@ from flatout.engines.adapters.training.phase import PhaseRun
 from flatout.engines.adapters.training.phase1_adapters import train_adapters
 from flatout.engines.adapters.training.phase2_router import train_router
 from flatout.engines.adapters.training.phase3_joint import train_jointly
-from flatout.engines.run.folder import OnProgress, Outcome, choose_folder, find_begun, ignore, recorded
+from flatout.engines.run.folder import (
+    OnProgress,
+    Outcome,
+    choose_folder,
+    draw_if_possible,
+    find_begun,
+    ignore,
+    recorded,
+)
 from flatout.engines.run.log import RunLog, log_path, read_log
 from flatout.engines.run.meeting import Meeting
-from flatout.engines.run.ranks import Ranks, choose_device
+from flatout.engines.run.ranks import Ranks, choose_device, device_name
 from flatout.engines.run.settings import given_settings, save_settings
 from flatout.ground.codec import encode
 from flatout.ground.documents import read_document, write_document
-from flatout.ground.errors import BadInput, MissingExtra
+from flatout.ground.errors import BadInput
 from flatout.ground.interrupts import Interrupts
 from flatout.ground.runs import folder_of_run
-from flatout.hardware.host import read_host
 from flatout.page.document import write_page
 
 PLOT, PAGE = "run.png", "report.html"
@@ -210,7 +215,7 @@ def adapt_evaluate(
         found = with_heads_only(found, plain)
     write_document(out / FILE, found, results.KIND)
     page = html or out / PAGE
-    write_page(report_page(_read_report(settings, device=_device_name(settings))), page)
+    write_page(report_page(_read_report(settings)), page)
     _plot(settings, on_progress=on_progress)
     return found, page
 
@@ -287,7 +292,7 @@ def _score(settings: AdaptSettings, *, rows: int | None, split: str, on_progress
         return dataclasses.replace(found, notes=found.notes + notes)
 
 
-def _read_report(settings: AdaptSettings, *, device: str | None) -> RunReport:
+def _read_report(settings: AdaptSettings) -> RunReport:
     out = settings.folder
     path = out / FILE
     records = tuple(read_log(out, KIND)) if log_path(out).exists() else ()
@@ -296,22 +301,13 @@ def _read_report(settings: AdaptSettings, *, device: str | None) -> RunReport:
         model=Path(settings.model).name,
         evaluation=read_document(path, Evaluation, results.KIND) if path.exists() else None,
         records=records,
-        device=device,
+        device=device_name(choose_device(settings.device)),
         notes=tuple(f"{record.phase}: {note}." for record in records for note in record.notes),
     )
 
 
-def _device_name(settings: AdaptSettings) -> str | None:
-    if settings.device != "cpu" and torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    return read_host().cpu_model
-
-
 def _plot(settings: AdaptSettings, *, on_progress: OnProgress) -> tuple[str, ...]:
-    """Draw the picture of a run; without matplotlib the run is whole, and says what is missing."""
-    try:
-        report = _read_report(settings, device=_device_name(settings))
-        return (str(plot_report(report, settings.folder / PLOT)),)
-    except MissingExtra as error:
-        on_progress(f"no plot: {error}")
-        return ()
+    """Draw the picture of a run."""
+    report = _read_report(settings)
+    drawn = draw_if_possible(lambda: plot_report(report, settings.folder / PLOT), on_progress=on_progress)
+    return () if drawn is None else (drawn,)

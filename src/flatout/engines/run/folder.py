@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.ground import runs
-from flatout.ground.errors import BadInput
+from flatout.ground.errors import BadInput, MissingExtra
 from flatout.ground.torchrun import Launch, read_launch
 
 FINISHED = "finished"  # how a run ends that nothing went wrong with
 MARK = ".meeting-"  # how the files begin by which nodes find out that they share a folder
 OnProgress = Callable[[str], None]  # told in words what a run is doing
+OnCount = Callable[[int, int], None]  # told how many are done, of how many
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +78,17 @@ def recorded(folder: Path, *, kind: str, name: str) -> AbstractContextManager[No
     return runs.recorded_run(folder, _this_run(kind, name))
 
 
-def ignore(_told: object) -> None:
+def ignore(*_told: object) -> None:
     """Discard the message."""
+
+
+def draw_if_possible(draw: Callable[[], Path], *, on_progress: OnProgress) -> str | None:
+    """Return the path of a run's picture; without matplotlib, say what is missing and return None."""
+    try:
+        return str(draw())
+    except MissingExtra as error:
+        on_progress(f"no plot: {error}")
+        return None
 
 
 def _this_run(kind: str, name: str) -> runs.Run:

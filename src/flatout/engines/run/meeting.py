@@ -31,6 +31,7 @@ from flatout.ground.errors import BadInput, ChildDied
 from flatout.ground.interrupts import end_with_parent
 from flatout.ground.runs import PRIVATE, make_folder
 from flatout.ground.torchrun import Launch, read_launch
+from flatout.ground.units import show_some
 
 # A rank waits for the slowest one: an epoch of long completions may take minutes, a lost rank shows sooner.
 PATIENCE = timedelta(minutes=30)
@@ -163,8 +164,7 @@ class Meeting:
         """Say who is waited for, once on every node."""
         if self.launch.local_rank:
             return
-        shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-        told = f"waiting for rank {shown} of {self.launch.num_ranks}"
+        told = f"waiting for rank {show_some(ranks, most=8)} of {self.launch.num_ranks}"
         if self.launch.has_store:
             told += (
                 "; torch tells a node that joins a running job where to meet only with "

@@ -19,6 +19,7 @@ from torch import distributed
 
 from flatout.engines.run.meeting import PATIENCE, Meeting, lost_ranks
 from flatout.ground.errors import BadInput
+from flatout.hardware.host import read_host
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -164,8 +165,15 @@ def _name_of(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
+def device_name(device: torch.device) -> str:
+    """Return what people call a device: the name of the GPU, or of the CPU where it is known."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return read_host().cpu_model or "CPU"
+
+
 def choose_device(name: str, *, local_rank: int = 0) -> torch.device:
-    """The device of this process: its own GPU, or the CPU."""
+    """Choose the device of this process: its own GPU, or the CPU."""
     if name not in ("auto", "cpu", "cuda"):
         raise BadInput(f"no device {name!r}", hint="use auto, cpu or cuda")
     if name == "cpu" or name == "auto" and not torch.cuda.is_available():

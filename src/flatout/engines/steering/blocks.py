@@ -69,6 +69,11 @@ def max_positions(model: nn.Module) -> int | None:
     return most if isinstance(most, int) and most > 0 else None
 
 
+def dtype_name(model: nn.Module) -> str:
+    """Return the type of the weights in one word: bfloat16."""
+    return str(next(model.parameters()).dtype).removeprefix("torch.")
+
+
 def input_device(model: nn.Module) -> torch.device:
     """Return the device of token numbers: the embedding's, wherever the rest of a sharded model lies."""
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]

@@ -6,7 +6,6 @@ before anything slow is imported.
 
 from __future__ import annotations
 
-import importlib.util
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.engines.run.folder import OnProgress, Outcome, choose_folder, ignore
+from flatout.engines.run.folder import (
+    OnCount,
+    OnProgress,
+    Outcome,
+    choose_folder,
+    draw_if_possible,
+    ignore,
+)
 from flatout.engines.run.models import DTypeOrAuto
 from flatout.engines.run.settings import FILE as SETTINGS_FILE
 from flatout.engines.run.settings import given_settings
@@ -39,8 +45,6 @@ from flatout.ground.runs import folder_of_run, make_folder
 if TYPE_CHECKING:
     from flatout.engines.steering.search.halved_search import Event
     from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
-
-OnCount = Callable[[int, int], None]  # texts that are done, of all
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,7 +88,7 @@ class SearchOutcome(Outcome):
     record: StudyRecord | None
 
 
-def steer_extract(given: Mapping[str, Any], *, on_count: OnCount = lambda done, total: None) -> Extraction:
+def steer_extract(given: Mapping[str, Any], *, on_count: OnCount = ignore) -> Extraction:
     """Put the activations of every question's two answers into the store."""
     settings = make_settings(given)
     check_model_folder(settings.model)
@@ -119,7 +123,7 @@ def steer_extract(given: Mapping[str, Any], *, on_count: OnCount = lambda done, 
 
 
 def steer_fit(
-    given: Mapping[str, Any], *, whole: bool = False, on_count: OnCount = lambda done, total: None
+    given: Mapping[str, Any], *, whole: bool = False, on_count: OnCount = ignore
 ) -> list[FittedMethod]:
     """Fit the vectors of every method on the questions to fit with, or on the whole file."""
     settings = make_settings(given)
@@ -173,8 +177,8 @@ def steer(
         join_search(chosen, worker=worker, on_progress=on_progress, on_event=on_event)
         return SearchOutcome(out=str(folder), record=None)
     record = run_search(chosen, on_progress=on_progress, on_event=on_event)
-    has_matplotlib = importlib.util.find_spec("matplotlib") is not None
-    _write_report(record, html=folder / "report.html", png=folder / "report.png" if has_matplotlib else None)
+    _write_page(record, folder / "report.html")
+    draw_if_possible(lambda: _draw(record, folder / "report.png"), on_progress=on_progress)
     return SearchOutcome(out=str(folder), record=record)
 
 
@@ -260,7 +264,10 @@ def steer_convert(source: Path | str, *, to: Path | str, model: str = "unknown")
 def steer_report(run: Path | str, *, html: Path | None = None, png: Path | None = None) -> StudyRecord:
     """Write a run as a page and a picture; of one that has not ended, what its study holds so far."""
     record = _record_of(folder_of_run(run))
-    _write_report(record, html=html, png=png)
+    if html is not None:
+        _write_page(record, html)
+    if png is not None:
+        _draw(record, png)
     return record
 
 
@@ -284,16 +291,17 @@ def _record_of(run: Path) -> StudyRecord:
     )
 
 
-def _write_report(record: StudyRecord, *, html: Path | None, png: Path | None) -> None:
-    if html is not None:
-        from flatout.engines.steering.report.page import page
-        from flatout.page.document import write_page
+def _write_page(record: StudyRecord, path: Path) -> None:
+    from flatout.engines.steering.report.page import page
+    from flatout.page.document import write_page
 
-        write_page(page(record), html)
-    if png is not None:
-        from flatout.engines.steering.report.charts import plot_study
+    write_page(page(record), path)
 
-        plot_study(record, png)
+
+def _draw(record: StudyRecord, path: Path) -> Path:
+    from flatout.engines.steering.report.charts import plot_study
+
+    return plot_study(record, path)
 
 
 def _load(model: Path | str, *, device: str, dtype: DTypeOrAuto) -> LoadedModel:

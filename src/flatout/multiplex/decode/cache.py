@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flatout.ground.units import round_up
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -25,7 +27,7 @@ BUCKET = 64  # positions; attention reads a multiple of it, so few shapes exist
 
 def bucket_of(num_positions: int) -> int:
     """`num_positions`, rounded up to a whole bucket."""
-    return -(-num_positions // BUCKET) * BUCKET
+    return round_up(num_positions, BUCKET)
 
 
 @dataclass(frozen=True, slots=True)

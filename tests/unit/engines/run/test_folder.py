@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.run.folder import Outcome, check_empty, choose_folder, find_begun, ignore, recorded
+from flatout.engines.run.folder import (
+    Outcome,
+    check_empty,
+    choose_folder,
+    draw_if_possible,
+    find_begun,
+    ignore,
+    recorded,
+)
 from flatout.ground import runs
-from flatout.ground.errors import BadInput
+from flatout.ground.errors import BadInput, MissingExtra
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +90,13 @@ def test_a_folder_with_files_of_others_is_refused(tmp_path: Path) -> None:
 def test_an_outcome_names_its_folder() -> None:
     assert Outcome(out="x").out == "x"
     ignore("anything")
+
+
+def test_a_picture_that_cannot_be_drawn_costs_one_line() -> None:
+    def refuse() -> Path:
+        raise MissingExtra("matplotlib is not installed", hint="pip install")
+
+    told: list[str] = []
+    assert draw_if_possible(lambda: Path("a.png"), on_progress=told.append) == "a.png" and told == []
+    assert draw_if_possible(refuse, on_progress=told.append) is None
+    assert len(told) == 1 and told[0].startswith("no plot: matplotlib is not installed")

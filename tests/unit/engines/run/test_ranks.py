@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ import torch
 from torch import nn
 
 from flatout.engines.run.meeting import Meeting
-from flatout.engines.run.ranks import Ranks, choose_device, fold
+from flatout.engines.run.ranks import Ranks, choose_device, device_name, fold
 from flatout.ground.errors import BadInput
 from flatout.ground.torchrun import Launch
+from flatout.hardware.host import read_host
 from tests.support.warm_python import warm
 
 
@@ -102,3 +104,11 @@ def test_two_ranks_fill_in_each_others_values(tmp_path: Path) -> None:
     script.write_text(SCRIPT)
     done = warm().run("torchrun", "--standalone", "--nproc_per_node", "2", script)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_cpu_is_called_by_its_name_where_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = read_host()
+    for known, shown in (("Xeon", "Xeon"), (None, "CPU")):
+        changed = dataclasses.replace(host, cpu_model=known)
+        monkeypatch.setattr("flatout.engines.run.ranks.read_host", lambda changed=changed: changed)
+        assert device_name(torch.device("cpu")) == shown

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.ground.errors import BadInput, near_hint
+from flatout.ground.units import round_up
 from flatout.multiplex.products.trained import Maps
 
 DEFAULT_TARGETS = (
@@ -92,12 +93,12 @@ class AdapterSite:
 
     @property
     def expand(self) -> slice:
-        begin = self.start + _aligned(self.num_in)
+        begin = self.start + round_up(self.num_in, ALIGNMENT)
         return slice(begin, begin + self.num_out)
 
     @property
     def stop(self) -> int:
-        return self.start + _aligned(self.num_in) + _aligned(self.num_out)
+        return self.start + round_up(self.num_in, ALIGNMENT) + round_up(self.num_out, ALIGNMENT)
 
 
 class AdapterBank:
@@ -298,7 +299,3 @@ def _near(target: str, linears: Mapping[str, Any] | Iterable[str]) -> str:
             endings[".".join(parts[-count:])] = None
     near = difflib.get_close_matches(target, list(endings), n=3, cutoff=0.3)
     return f"near: {', '.join(near)}" if near else f"there are {', '.join(list(endings)[:6])}"
-
-
-def _aligned(count: int) -> int:
-    return -(-count // ALIGNMENT) * ALIGNMENT

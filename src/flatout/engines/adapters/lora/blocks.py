@@ -21,7 +21,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from flatout.data.buffers import send
 from flatout.ground.errors import BadInput
+from flatout.ground.units import round_up
 from flatout.multiplex.rows import VariantRange
 
 Ints = npt.NDArray[np.int32]
@@ -127,22 +129,10 @@ def block_of(
                 kinds[row, : len(one)] = one
     return TokenBlock(
         adapter=adapter,
-        ids=tensor_on(ids, device),
-        lengths=tensor_on(lengths, device),
-        types=None if kinds is None else tensor_on(kinds, device),
+        ids=send(ids, device),
+        lengths=send(lengths, device),
+        types=None if kinds is None else send(kinds, device),
     )
-
-
-def tensor_on(values: np.ndarray[Any, Any], device: torch.device | str) -> Tensor:
-    """An array on a device; the copy to a GPU does not hold up the host."""
-    tensor = torch.from_numpy(values)
-    if torch.device(device).type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
-def round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,12 @@ import torch
 from torch import Tensor
 
 from flatout.data import TokenBudgetBatches
-from flatout.engines.adapters.lora.blocks import block_of, round_up
+from flatout.engines.adapters.lora.blocks import block_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder, pooled
 from flatout.engines.run.tensor_files import load_tensors, save_tensors
 from flatout.ground.atomic_files import remove_leftovers
 from flatout.ground.errors import BadInput
+from flatout.ground.units import round_up
 
 if TYPE_CHECKING:
     from flatout.engines.adapters.tasks.task import Example

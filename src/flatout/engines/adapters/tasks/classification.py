@@ -25,6 +25,7 @@ from flatout.engines.adapters.tasks.metrics import accuracy, label_f1, macro_f1
 from flatout.engines.adapters.tasks.rows import Record, Splits
 from flatout.engines.adapters.tasks.task import AdapterTask, Asked, Example, Prediction, TaskBatch
 from flatout.ground.errors import BadInput
+from flatout.ground.units import show_some
 
 MOST_SHOWN = 8  # labels in one line
 
@@ -73,7 +74,9 @@ class Classification(AdapterTask):
             return record
         label = _label_of(row.get("label"))
         if self.labels and label not in self.labels:
-            raise BadInput(f"'label' is {label!r}", hint=f"the labels are {_listed(self.labels)}")
+            raise BadInput(
+                f"'label' is {label!r}", hint=f"the labels are {show_some(self.labels, most=MOST_SHOWN)}"
+            )
         return {**record, "label": label}
 
     def class_of(self, record: Record) -> str | None:
@@ -84,7 +87,7 @@ class Classification(AdapterTask):
         found = {record["label"] for record in (*splits.train, *splits.validation, *splits.test)}
         if len(found) < 2:
             raise BadInput(
-                f"every row of {splits.origin} has the label {_listed(found)}",
+                f"every row of {splits.origin} has the label {show_some(found, most=MOST_SHOWN)}",
                 hint="a classifier needs rows of two labels or more",
             )
         return {"labels": sorted(found, key=_order)}
@@ -92,8 +95,8 @@ class Classification(AdapterTask):
     def describe(self, splits: Splits) -> str | None:
         counts = Counter(record["label"] for record in splits.train)
         untrained = [label for label in self.labels if not counts[label]]
-        said = f"{len(self.labels)} labels: {_listed(self.labels)}"
-        return f"{said}; no training row has {_listed(untrained)}" if untrained else said
+        said = f"{len(self.labels)} labels: {show_some(self.labels, most=MOST_SHOWN)}"
+        return f"{said}; no training row has {show_some(untrained, most=MOST_SHOWN)}" if untrained else said
 
     def generated_row(self, draw: random.Random) -> Record:
         number = draw.randrange(min(len(self.labels) or len(_WORLD), len(_WORLD)))
@@ -143,11 +146,6 @@ def _label_of(value: Any) -> str:
 def _order(label: str) -> tuple[bool, int, str]:
     number = label.removeprefix("-")
     return (False, int(label), label) if number.isdecimal() else (True, 0, label)
-
-
-def _listed(labels: Iterable[str]) -> str:
-    shown = list(labels)
-    return ", ".join(shown[:MOST_SHOWN]) + (", ..." if len(shown) > MOST_SHOWN else "")
 
 
 # A generated world: what messages are about.

@@ -23,12 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets, round_up
+from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets
 from flatout.engines.adapters.lora.chunked_loss import IGNORED, chunked_argmax, chunked_cross_entropy
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.rows import Record
 from flatout.engines.adapters.tasks.task import AdapterTask, Asked, Example, Prediction, TaskBatch
 from flatout.ground.errors import BadInput
+from flatout.ground.units import round_up
 
 
 class GenerationHead(nn.Module):

@@ -29,7 +29,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets, TokenBlock, block_of, tensor_on
+from flatout.data.buffers import send
+from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets, TokenBlock, block_of
 from flatout.engines.adapters.lora.chunked_loss import IGNORED as IGNORED  # a target that is not there
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.rows import DataOptions, Record, Splits, gather, text_field
@@ -206,10 +207,8 @@ class AdapterTask(ABC):
         num_targets = sum(example.num_targets for example in examples)
         return TaskBatch(
             block=block,
-            targets={
-                name: tensor_on(values, device) for name, values in self.pad_targets(examples, to).items()
-            },
-            count=tensor_on(np.array(num_targets, dtype=np.float32), device),
+            targets={name: send(values, device) for name, values in self.pad_targets(examples, to).items()},
+            count=send(np.array(num_targets, dtype=np.float32), device),
             examples=tuple(examples),
         )
 

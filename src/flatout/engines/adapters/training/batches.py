@@ -23,10 +23,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flatout.engines.adapters.lora.blocks import TokenBlock, round_up
+from flatout.engines.adapters.lora.blocks import TokenBlock
 from flatout.engines.adapters.routing.features import LENGTH_MULTIPLE, by_length
 from flatout.engines.adapters.tasks.task import IGNORED, AdapterTask, Example, TaskBatch
 from flatout.ground.errors import BadInput
+from flatout.ground.units import round_up
 
 PLACES_MULTIPLE = 64  # of the places with a target, where shapes shall be few
 LISTED = {"places", "labels"}  # targets that list places of `ids` across the rows of a batch

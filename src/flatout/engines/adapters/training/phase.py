@@ -35,6 +35,7 @@ from flatout.engines.run.log import RunLog, is_left
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput, ChildDied, Interrupted
 from flatout.ground.interrupts import Interrupts
+from flatout.ground.units import round_up
 
 TOTAL = "total"  # the name of what is minimised, where that is more than the mean of the tasks
 ASK_EVERY = 10  # steps between two questions whether another rank was told to stop
@@ -311,7 +312,7 @@ def check_share(assembly: AdapterAssembly, accumulate: int, *, phase: str) -> No
     if accumulate % num_ranks:
         raise BadInput(
             f"{phase}.accumulate={accumulate} batches cannot be shared among {num_ranks} processes",
-            hint=f"--set {phase}.accumulate={-(-accumulate // num_ranks) * num_ranks}",
+            hint=f"--set {phase}.accumulate={round_up(accumulate, num_ranks)}",
         )
 
 

@@ -29,6 +29,7 @@ from torch import nn
 from flatout.ground.errors import BadInput
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.models.decoder import Decoder
+from flatout.multiplex.swap import is_linear, takes_vectors
 
 if TYPE_CHECKING:
     import torch
@@ -56,22 +57,19 @@ def linear_weights(model: nn.Module) -> dict[str, Tensor]:
     """The weight [out, in] of every linear layer, by the layer's name; transformers' Conv1D is transposed."""
     found = {}
     for name, module in model.named_modules():
-        if type(module) is nn.Linear:
-            found[name] = module.weight.detach()
-        elif (type(module).__name__, type(module).__module__) == ("Conv1D", "transformers.pytorch_utils"):
-            found[name] = module.get_parameter("weight").detach().mT
+        if is_linear(module):
+            weight = module.get_parameter("weight").detach()
+            found[name] = weight if isinstance(module, nn.Linear) else weight.mT
     return found
 
 
 def vectors(model: nn.Module) -> dict[str, Tensor]:
     """Every bias of a linear layer and every vector of a layer or RMS norm, by the parameter's name."""
-    linear = linear_weights(model)
     return {
         f"{name}.{leaf}": parameter.detach()
         for name, module in model.named_modules()
         for leaf, parameter in module.named_parameters(recurse=False)
-        if parameter.ndim == 1
-        and (name in linear or type(module).__name__.endswith(("LayerNorm", "RMSNorm")))
+        if parameter.ndim == 1 and takes_vectors(module)
     }
 
 

@@ -24,6 +24,7 @@ from flatout.engines.evolution.tasks.task import ask_prompts, running, text_of_i
 from flatout.engines.evolution.training import models, schedule
 from flatout.engines.evolution.training.records import ShownAnswer
 from flatout.ground.errors import BadInput
+from flatout.ground.units import round_up
 from flatout.multiplex.decode.generator import Generator, end_tokens
 from flatout.multiplex.decode.requests import Completion, Request
 from flatout.multiplex.decode.sampling import Sampling
@@ -219,7 +220,7 @@ class Answers:
                 hint="use fewer --max-new-tokens or shorter prompts",
             )
         if needed > self.max_tokens:
-            self.max_tokens = min(-(-needed // POSITIONS_STEP) * POSITIONS_STEP, most)
+            self.max_tokens = min(round_up(needed, POSITIONS_STEP), most)
         return ids
 
     def _make_schedule(self, saved: EvolutionState | None) -> schedule.PopulationSchedule:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput, BatchDoesNotFit
-from flatout.ground.units import show_bytes
+from flatout.ground.units import round_up, show_bytes
 
 if TYPE_CHECKING:
     from flatout.multiplex.models.decoder import Decoder
@@ -65,7 +65,7 @@ def schedule(
     chosen_members = _chunk_members(
         population,
         step=step,
-        wave=_up(math.ceil(chosen_rows.value / prompts), step),
+        wave=round_up(math.ceil(chosen_rows.value / prompts), step),
         needs=needs,
         asked=chunk_members,
         num_ranks=num_ranks,
@@ -126,16 +126,12 @@ def _chunk_members(
             f"the factors of one variant do not fit: they take {show_bytes(needs.variant_bytes)}",
             hint="use a smaller rank or fewer targets",
         )
-    share = _up(math.ceil(population / num_ranks), step)
+    share = round_up(math.ceil(population / num_ranks), step)
     # Chunks of equal size: a last small one would leave its rows empty.
     num_chunks = math.ceil(share / fitting)
-    value = min(_up(math.ceil(share / num_chunks), step), population)
+    value = min(round_up(math.ceil(share / num_chunks), step), population)
     reason = f"{num_chunks} per rank: factors take {show_bytes(needs.variant_bytes)} per variant"
     return Decision(value=value, reason=reason, source="computed")
-
-
-def _up(value: int, step: int) -> int:
-    return -(-value // step) * step
 
 
 def needs_of(

@@ -50,6 +50,7 @@ from flatout.engines.run.folder import (
     Outcome,
     check_empty,
     choose_folder,
+    draw_if_possible,
     find_begun,
     ignore,
     recorded,
@@ -60,7 +61,7 @@ from flatout.engines.run.models import capability_of, choose_dtype
 from flatout.engines.run.ranks import Ranks
 from flatout.engines.run.settings import given_settings, save_settings
 from flatout.ground.codec import encode
-from flatout.ground.errors import BadInput, ChildDied, Interrupted, MissingExtra
+from flatout.ground.errors import BadInput, ChildDied, Interrupted
 from flatout.ground.interrupts import Interrupts
 from flatout.multiplex.models.families import read_decoder
 
@@ -375,11 +376,10 @@ class Trainer:
             if self._last is None and records:  # there was nothing left to do
                 self._score = records[-1].reward_heldout
             reported = write_report(self.out, self.out / REPORT)
-            try:
-                title = f"{self.task.name}, population {self.settings.population}"
-                drawn = plot_run(records, self.out / PLOT, title=title)
-            except MissingExtra as error:
-                self._on_progress(f"no plot: {error}")
+            title = f"{self.task.name}, population {self.settings.population}"
+            drawn = draw_if_possible(
+                lambda: plot_run(records, self.out / PLOT, title=title), on_progress=self._on_progress
+            )
         return EvolveOutcome(
             out=str(self.out),
             epochs=self.es.epoch,
@@ -387,7 +387,7 @@ class Trainer:
             score=self._score,
             last=self._last,
             model=None if saved is None else str(saved),
-            plot=None if drawn is None else str(drawn),
+            plot=drawn,
             report=None if reported is None else str(reported),
             sent_bytes=dict(self.ranks.sent_bytes),
         )

@@ -12,7 +12,6 @@ gradients of one stack exist at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
@@ -21,6 +20,7 @@ from flatout.engines.evolution.update.directions import direction
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.ground.units import show_bytes
+from flatout.multiplex.kernels import HAS_TRITON
 from flatout.multiplex.noise.draws import FullNoise
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from flatout.engines.evolution.population.weights import Names
     from flatout.engines.evolution.update.directions import Coefficients, Draw
 
-HAS_TRITON = find_spec("triton") is not None  # CUDA builds of torch bring it
 OptimizerName = Literal["sgd", "adamw"]
 MastersPlace = Literal["auto", "device", "cpu"]
 # Of the device memory that is free: the cache and the factors of a population need the rest.

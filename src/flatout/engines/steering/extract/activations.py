@@ -17,7 +17,7 @@ from __future__ import annotations
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -28,7 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
-from flatout.engines.steering.blocks import blocks_of, chosen_layers, input_device, width_of
+from flatout.engines.run.folder import OnCount, ignore
+from flatout.engines.steering.blocks import blocks_of, chosen_layers, dtype_name, input_device, width_of
 from flatout.engines.steering.extract.async_copy import AsyncCopy, prioritise_launches
 from flatout.engines.steering.extract.batches import BatchRunner, Work, forks_pay, plan_work
 from flatout.engines.steering.extract.layer_reader import LayerReader
@@ -92,7 +93,7 @@ def extract(
     position: Position = "last",
     batch_tokens: int | None = None,
     store: ActivationStore | None = None,
-    on_count: Callable[[int, int], None] = lambda done, total: None,
+    on_count: OnCount = ignore,
 ) -> Activations:
     """Extract activations of texts, or of both answers of questions, after blocks `layers` at `position`.
 
@@ -158,7 +159,7 @@ def extract(
         num_read=values.num_read,
         recipe={
             "position": show_position(position),
-            "dtype": _dtype_name(model),
+            "dtype": dtype_name(model),
             "model": type(model).__name__,
             **({} if origin is None else {"weights": origin.weights}),
             "batch_tokens": str(budget.value),
@@ -201,7 +202,7 @@ class _Collector:
         num_given: int,
         num_sides: int,
         writer: _StoreWriter | None,
-        on_count: Callable[[int, int], None],
+        on_count: OnCount,
     ) -> None:
         self._sides, self._num_given = num_sides, num_given
         self.values = torch.empty(0)  # until the first are there, which have a shape and a type
@@ -310,13 +311,9 @@ def _origin(model: nn.Module, tokenizer: PreTrainedTokenizerBase, position: Posi
         weights=weights.result(),
         tokenizer=tokenizer_name,
         position=show_position(position),
-        dtype=_dtype_name(model),
+        dtype=dtype_name(model),
     )
 
 
 def _num_weights(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _dtype_name(model: nn.Module) -> str:
-    return str(next(model.parameters()).dtype).removeprefix("torch.")

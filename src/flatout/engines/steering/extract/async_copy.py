@@ -1,4 +1,4 @@
-"""Batches on their way to the device and their results on the way back, while the device works.
+"""Results copied from the device to the host while the device works.
 
 On a GPU each result is copied into page-locked memory on a stream of its own, and a thread of its own waits
 for it and hands it on: the host can hardly launch the kernels of a small model fast enough, and has no time
@@ -21,13 +21,6 @@ from torch import Tensor
 
 SWITCH_S = 0.0001
 PENDING = 4  # copies in flight: short texts come faster than they are sorted, long ones make up for it
-
-
-def send(values: Tensor, device: torch.device) -> Tensor:
-    """Copy values of the host to a device, without waiting for what runs there."""
-    if device.type != "cuda":
-        return values.to(device)
-    return values.pin_memory().to(device, non_blocking=True)
 
 
 @contextmanager

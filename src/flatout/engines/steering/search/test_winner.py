@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flatout.engines.run.folder import OnProgress
+from flatout.engines.run.ranks import device_name
 from flatout.engines.steering.blocks import blocks_of
 from flatout.engines.steering.extract.tokens import encode
 from flatout.engines.steering.questions import Question, read_neutral
@@ -84,7 +85,7 @@ def conclude_search(worker: SearchWorker, search: HalvedSearch, *, on_progress: 
         retest=None if winner is None else retest_trial(search, winner, worker.split.fresh),
         perplexity_ratio=harm,
         examples=continuations,
-        device=_device_name(worker),
+        device=device_name(next(worker.loaded.model.parameters()).device),
         notes=tuple(notes),
     )
 
@@ -216,10 +217,3 @@ def _show_winner(worker: SearchWorker, winner: Trial) -> tuple[Continuation, ...
         steering_of(winner, worker.vectors),
         max_new_tokens=worker.settings.max_new_tokens,
     )
-
-
-def _device_name(worker: SearchWorker) -> str:
-    import torch
-
-    device = next(worker.loaded.model.parameters()).device
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flatout.ground.atomic_files import remove_leftovers, write_whole
 from flatout.ground.errors import BadInput
+from flatout.ground.units import round_up
 
 MAGIC = b"GGUF"
 VERSION = 3
@@ -74,7 +75,7 @@ def _read(cursor: _Cursor, path: Path) -> tuple[dict[int, Tensor], str | None]:
         (cursor.string(), cursor.shape(), cursor.take("I"), cursor.take("Q")) for _ in range(num_tensors)
     ]
     alignment = int(pairs.get("general.alignment", ALIGNMENT))
-    start = -(-cursor.at // alignment) * alignment
+    start = round_up(cursor.at, alignment)
     directions = {}
     for name, shape, kind, offset in listed:
         layer = name.removeprefix(PREFIX)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from flatout.engines.run.fingerprint import model_fingerprint
 from flatout.engines.run.tensor_files import open_tensors, save_tensors
+from flatout.engines.steering.blocks import dtype_name
 from flatout.engines.steering.extract.activations import Activations
 from flatout.engines.steering.vectors.methods import METHODS, mean_difference
 from flatout.ground.errors import BadInput
@@ -67,7 +68,7 @@ class SteeringVectors:
     def is_of_another_model(self, model: nn.Module, *, fingerprint: str | None = None) -> bool:
         """Whether these were fitted on other weights; a difference in dtype alone cannot be detected."""
         weights, dtype = self.recipe.get("weights"), self.recipe.get("dtype")
-        if weights is None or dtype != str(next(model.parameters()).dtype).removeprefix("torch."):
+        if weights is None or dtype != dtype_name(model):
             return False
         return weights != (fingerprint or model_fingerprint(model))
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.blocks import tensor_on
 from flatout.engines.adapters.tasks.known import known_tasks, task_named
 from flatout.engines.adapters.tasks.task import AdapterTask, at_rest
 from flatout.ground.errors import BadInput
@@ -85,11 +83,6 @@ def test_modules_at_rest_go_on_as_they_were() -> None:
         assert not outer.training and not outer[0].training and not torch.is_grad_enabled()
     assert outer.training and outer[0].training and not outer[1].training and not inner.training
     assert torch.is_grad_enabled()
-
-
-def test_arrays_keep_their_values_and_types() -> None:
-    assert torch.equal(tensor_on(np.array([1, 2]), "cpu"), torch.tensor([1, 2]))
-    assert tensor_on(np.array(2.5, dtype=np.float32), "cpu").dtype == torch.float32
 
 
 def test_rows_of_other_tasks_enter_neither_loss_nor_gradient() -> None:

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from flatout.engines.run.ranks import device_name
 from flatout.engines.run.settings import save_settings
 from flatout.engines.steering.report.record import FILE, StudyRecord, load_record
 from flatout.engines.steering.search import run_search as run_module
@@ -73,7 +75,7 @@ def test_a_search_finds_the_direction_and_leaves_its_record(whole: tuple[Path, S
     assert record.winner.perplexity_ratio is not None and record.perplexity_ratio is not None
     assert record.perplexity_ratio.value == pytest.approx(record.winner.perplexity_ratio)
     assert len(record.examples) == 2 and all(example.unsteered for example in record.examples)
-    assert record.num_layers == 4 and record.device == "CPU"
+    assert record.num_layers == 4 and record.device == device_name(torch.device("cpu"))
     assert (out / "vectors" / "mean-difference.safetensors").is_file()
 
 
