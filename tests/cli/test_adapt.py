@@ -15,8 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from flatout.engines.adapters import verbs
-from flatout.engines.adapters.training.checkpoint import BEST, PHASES, TRAINING, checkpoints_of
-from flatout.engines.adapters.training.log import KIND
+from flatout.engines.adapters.training.records import BEST, KIND, PHASES, TRAINING, checkpoints_of
 from flatout.engines.run.log import read_log
 from tests.support.adapters import save_tiny, tiny_settings
 from tests.support.warm_python import warm

@@ -20,9 +20,8 @@ from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.blocks import layout
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
-from flatout.engines.adapters.training.checkpoint import BEST, checkpoints_of
-from flatout.engines.adapters.training.log import KIND
 from flatout.engines.adapters.training.phase3_joint import JointStep
+from flatout.engines.adapters.training.records import BEST, KIND, checkpoints_of
 from flatout.engines.run.log import read_log
 from flatout.multiplex.products import side_stream
 from flatout.multiplex.products.ranges import Path, add_products

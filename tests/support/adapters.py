@@ -26,7 +26,7 @@ from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.known import task_named
 from flatout.engines.adapters.tasks.task import encode_all
-from flatout.engines.adapters.training.log import StepRecord
+from flatout.engines.adapters.training.records import StepRecord
 from flatout.testing.adapter_tasks import tiny_tokenizer as tiny_tokenizer
 
 # A tiny encoder with a tokenizer, and settings under which all three phases run in seconds

@@ -194,8 +194,7 @@ def _report_engine(folder: Path, kind: str, *, html: Path | None, png: Path | No
 
         steer_report(folder, html=html, png=png)
     elif kind == "evolve":
-        from flatout.engines.evolution.report import write_report
-        from flatout.engines.evolution.run_plot import plot_run
+        from flatout.engines.evolution.report import plot_run, write_report
         from flatout.engines.evolution.training.records import read_log
 
         if html is not None:

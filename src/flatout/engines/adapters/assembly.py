@@ -31,7 +31,7 @@ from flatout.engines.adapters.tasks.generation import end_id_of
 from flatout.engines.adapters.tasks.known import task_named
 from flatout.engines.adapters.tasks.rows import SPLITS, DataOptions, Record, Splits, choose_some
 from flatout.engines.adapters.tasks.task import AdapterTask, Example, encode_all
-from flatout.engines.adapters.training.checkpoint import BEST, PhaseCheckpoint
+from flatout.engines.adapters.training.records import BEST, PhaseCheckpoint
 from flatout.engines.run import models
 from flatout.engines.run.fingerprint import check_model, weights_fingerprint
 from flatout.engines.run.folder import OnProgress, ignore

@@ -10,8 +10,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from flatout.engines.adapters.settings import AdaptSettings, check_resume, make_settings
-from flatout.engines.adapters.training.checkpoint import PHASES, BestSoFar, PhaseCheckpoint, checkpoints_of
-from flatout.engines.adapters.training.log import KIND, StepRecord
+from flatout.engines.adapters.training.records import (
+    KIND,
+    PHASES,
+    BestSoFar,
+    PhaseCheckpoint,
+    StepRecord,
+    checkpoints_of,
+)
 from flatout.engines.run import log
 from flatout.engines.run.folder import check_empty
 from flatout.ground.errors import BadInput

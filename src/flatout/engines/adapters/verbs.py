@@ -23,13 +23,12 @@ from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.run_folder import AdaptStatus
 from flatout.engines.adapters.settings import VERB, AdaptSettings, make_settings, read_settings
 from flatout.engines.adapters.tasks.known import naming_task_files
-from flatout.engines.adapters.training.checkpoint import PHASES, PhaseCheckpoint
 from flatout.engines.adapters.training.live_line import LiveLine
-from flatout.engines.adapters.training.log import KIND
 from flatout.engines.adapters.training.phase import PhaseRun
 from flatout.engines.adapters.training.phase1_adapters import train_adapters
 from flatout.engines.adapters.training.phase2_router import train_router
 from flatout.engines.adapters.training.phase3_joint import train_jointly
+from flatout.engines.adapters.training.records import KIND, PHASES, PhaseCheckpoint
 from flatout.engines.run.folder import (
     OnProgress,
     Outcome,

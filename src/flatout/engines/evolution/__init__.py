@@ -8,6 +8,6 @@ rewards      what a completion is worth, and the processes that compute it
 tasks        prompts, the facts to check completions by, and their rewards
 training     a run of `flatout evolve`: epochs, evaluations, checkpoints, log
 settings     what a run is told
-run_plot, report    the picture and the page of a run
+report       the picture and the page of a run
 verify       every optimisation against its plain form
 """

@@ -1,37 +1,72 @@
-"""A run as one HTML page: whether it learned, what it says now, and what was moved to get there."""
+"""A run as a picture and as one HTML page: whether it learned, what it says now, which weights moved."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from flatout import __version__
-from flatout.engines.evolution.run_plot import panels_of
 from flatout.engines.evolution.training.records import EpochRecord, ShownAnswer, read_log
 from flatout.engines.run.log import read_header
 from flatout.ground.errors import BadInput
 from flatout.ground.units import show, show_seconds, show_share
+from flatout.page.charts import Axes, Curve, Drawing, curves
 from flatout.page.document import document, write_page
+from flatout.page.figures import write_figure
 from flatout.page.inline import inline
 from flatout.page.markup import Html, facts, known, listing, section, tag
 from flatout.page.printable import shorten
+from flatout.page.scales import round_scale, step_scale, zero_scale
 
 LONGEST_TEXT = 1200
 TOLD = (  # of the settings
-    *(
-        "population",
-        "prompts",
-        "rank",
-        "sigma",
-        "sigma_schedule",
-        "lr",
-        "lr_schedule",
-        "optimizer",
-        "shaping",
-    ),
-    *("noise", "arithmetic", "max_new_tokens", "temperature", "mode", "dtype", "seed"),
+    *("population", "prompts", "rank", "sigma", "sigma_schedule", "lr", "lr_schedule", "optimizer"),
+    *("shaping", "noise", "arithmetic", "max_new_tokens", "temperature", "mode", "dtype", "seed"),
 )
+Value = Callable[[EpochRecord], float | None]
+UNTRAINED = "optimizer"  # a colour, as those of the curves are
+# Per panel: its title, and the curves in it by name, with their colour and value.
+PANELS: Mapping[str, Mapping[str, tuple[str, Value]]] = {
+    "reward": {
+        "training prompts": ("forward", lambda record: record.reward_train),
+        "held-out prompts": ("accent", lambda record: record.reward_heldout),
+    },
+    "rewards per second": {"rewards per second": ("backward", lambda record: record.rewards_per_s)},
+    "share of plain inference": {"share of plain inference": ("wait", lambda record: record.plain_share)},
+}
+
+
+def plot_run(records: Sequence[EpochRecord], path: Path, *, title: str = "") -> Path:
+    """Draw the curves of a run into a PNG or SVG file; one that is nowhere known is named as such."""
+    if not records:
+        raise BadInput("the run has no epoch to draw", hint="let it finish one")
+    return write_figure(path, panels_of(records), title=title, num_columns=1)
+
+
+def panels_of(records: Sequence[EpochRecord]) -> dict[str, Drawing | None]:
+    """The curves of a run by their titles; None where nothing is known."""
+    return {name: _panel(records, name) for name in PANELS}
+
+
+def _panel(records: Sequence[EpochRecord], name: str) -> Drawing | None:
+    # Epochs without a value are left out, so that evaluations made now and then are joined to a line.
+    lines = [
+        Curve(name=curve, colour=colour, points=[(record.epoch, value(record)) for record in records])
+        for curve, (colour, value) in PANELS[name].items()
+    ]
+    first, last = records[0], records[-1]
+    if name == "reward" and first.epoch == 0 and first.reward_heldout is not None:
+        level = first.reward_heldout
+        points = [(0, level), (max(last.epoch, 1), level)]
+        lines.append(Curve(name="untrained", colour=UNTRAINED, points=points, dashed=True))
+    values = [value for line in lines for _, value in line.known]
+    if not values:
+        return None
+    # Of a speed, zero is part of the picture.
+    up = round_scale(min(values), max(values)) if name == "reward" else zero_scale(max(values), "{:g}".format)
+    across = step_scale(first.epoch, max(last.epoch, first.epoch + 1), unit="epochs")
+    return curves(lines, Axes(across=across, up=up, height=170), shows_last=True)
 
 
 def write_report(folder: Path, path: Path) -> Path:

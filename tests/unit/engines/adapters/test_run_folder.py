@@ -10,8 +10,7 @@ import torch
 
 from flatout.engines.adapters import run_folder
 from flatout.engines.adapters.settings import AdaptSettings, make_settings, read_settings
-from flatout.engines.adapters.training.checkpoint import PHASES, PhaseState, checkpoints_of
-from flatout.engines.adapters.training.log import KIND, StepRecord
+from flatout.engines.adapters.training.records import KIND, PHASES, PhaseState, StepRecord, checkpoints_of
 from flatout.engines.run.log import RunLog
 from flatout.engines.run.settings import save_settings
 from flatout.ground.codec import encode

@@ -19,8 +19,7 @@ from flatout.engines.adapters.assembly import AdapterAssembly
 from flatout.engines.adapters.evaluation.results import KIND as EVALUATION
 from flatout.engines.adapters.evaluation.results import Evaluation
 from flatout.engines.adapters.settings import read_settings
-from flatout.engines.adapters.training.checkpoint import BEST, PHASES, TRAINING, checkpoints_of
-from flatout.engines.adapters.training.log import KIND
+from flatout.engines.adapters.training.records import BEST, KIND, PHASES, TRAINING, checkpoints_of
 from flatout.engines.run.log import read_log
 from flatout.engines.run.ranks import Ranks
 from flatout.ground.documents import read_document

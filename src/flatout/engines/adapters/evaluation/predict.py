@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from flatout.engines.adapters.assembly import AdapterAssembly, TaskPart
 from flatout.engines.adapters.routing.features import features_of
 from flatout.engines.adapters.tasks.rows import Record
-from flatout.engines.adapters.training.batches import evaluation_batches
+from flatout.engines.adapters.training.batches import encode_batch, evaluation_batches
 from flatout.ground.errors import BadInput
 
 
@@ -109,7 +109,6 @@ def _say(assembly: AdapterAssembly, part: TaskPart, record: Record, weights_1T: 
         pad_id=assembly.pad_id,
         device=assembly.device,
     )
-    mixture = weights_1T.to(assembly.device) if sole is None else None
-    (states_BLH,) = assembly.encoder((batch.block,), mixture=mixture)
+    states_BLH = encode_batch(assembly.encoder, batch, weights_NT=weights_1T if sole is None else None)
     (said,) = part.task.predict(part.head, states_BLH, batch, tokenizer=assembly.tokenizer, records=[record])
     return said.text or ""

@@ -33,7 +33,7 @@ from flatout.engines.adapters.routing.quality import judge_routes
 from flatout.engines.adapters.routing.router import Decider, Route
 from flatout.engines.adapters.tasks.rows import Record
 from flatout.engines.adapters.tasks.task import AdapterTask, Example, Prediction
-from flatout.engines.adapters.training.batches import evaluation_batches
+from flatout.engines.adapters.training.batches import encode_batch, evaluation_batches
 
 # Someone reads what these answer; of the others, the baselines, a metric is enough.
 READ: tuple[RoutingName, ...] = ("oracle", "routed")
@@ -229,11 +229,9 @@ class _Runner:
             pad_id=self._pad_id,
             device=self._encoder.device,
         ):
-            mixture = None if weights_NT is None else weights_NT[batch.indices].to(self._encoder.device)
-            (states_BLH,) = self._encoder((batch.block,), mixture=mixture)
             said = subject.task.predict(
                 subject.head,
-                states_BLH,
+                encode_batch(self._encoder, batch, weights_NT=weights_NT),
                 batch,
                 tokenizer=self._tokenizer,
                 records=subject.records,

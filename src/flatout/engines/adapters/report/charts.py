@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from flatout.engines.adapters.evaluation.results import Evaluation, RoutingQuality
+from flatout.engines.adapters.evaluation.results import ROUTINGS, Evaluation, RoutingQuality
 from flatout.engines.adapters.report.run_report import RunReport
-from flatout.engines.adapters.training.log import StepRecord
+from flatout.engines.adapters.training.records import StepRecord
 from flatout.ground.units import UNKNOWN, show, show_share
 from flatout.page.charts import (
     Axes,
@@ -85,14 +85,10 @@ def score_dots(evaluation: Evaluation) -> RowChart:
 
 
 def _values(evaluation: Evaluation, task: str) -> dict[str, float]:
-    found = {
-        "random": evaluation.score(task, "random"),
-        "uniform": evaluation.score(task, "uniform"),
-        "single": evaluation.score(task, "single"),
-        "heads-only": evaluation.heads_only_score(task),
-        "oracle": evaluation.score(task, "oracle"),
-        "routed": evaluation.score(task, "routed"),
+    found: dict[str, float | None] = {
+        routing: evaluation.score(task, routing) for routing in ROUTINGS if routing in KINDS
     }
+    found["heads-only"] = evaluation.heads_only_score(task)
     return {kind: value for kind, value in found.items() if value is not None}
 
 

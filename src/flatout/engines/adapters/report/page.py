@@ -31,7 +31,7 @@ from flatout.engines.adapters.report.charts import (
     validation_line,
 )
 from flatout.engines.adapters.report.run_report import RunReport, headline
-from flatout.engines.adapters.training.log import StepRecord
+from flatout.engines.adapters.training.records import StepRecord
 from flatout.ground.units import show, show_seconds, show_share
 from flatout.page.charts import Curve
 from flatout.page.document import document

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flatout.engines.adapters.evaluation.results import Evaluation
-from flatout.engines.adapters.training.log import StepRecord
+from flatout.engines.adapters.training.records import StepRecord
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

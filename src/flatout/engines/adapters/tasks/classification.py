@@ -68,16 +68,13 @@ class Classification(AdapterTask):
             raise BadInput(f"labels={list(labels)} are not two or more different ones")
         object.__setattr__(self, "labels", labels)
 
-    def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
-        record = super().record_of(row, answered=False)
-        if not answered:
-            return record
+    def answers_of(self, row: Mapping[str, Any], record: Record) -> Record:
         label = _label_of(row.get("label"))
         if self.labels and label not in self.labels:
             raise BadInput(
                 f"'label' is {label!r}", hint=f"the labels are {show_some(self.labels, most=MOST_SHOWN)}"
             )
-        return {**record, "label": label}
+        return {"label": label}
 
     def class_of(self, record: Record) -> str | None:
         return str(record["label"])

@@ -27,7 +27,14 @@ from flatout.engines.adapters.lora.chunked_loss import IGNORED
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.metrics import exact_match, span_f1
 from flatout.engines.adapters.tasks.rows import Record, text_field
-from flatout.engines.adapters.tasks.task import AdapterTask, Asked, Example, Prediction, TaskBatch
+from flatout.engines.adapters.tasks.task import (
+    AdapterTask,
+    Asked,
+    Example,
+    Prediction,
+    TaskBatch,
+    example_of_pair,
+)
 from flatout.ground.errors import BadInput
 
 OUTSIDE = -1  # the offset of a token that is not of the context
@@ -46,10 +53,7 @@ class QuestionAnswering(AdapterTask):
     answers: ClassVar[tuple[str, ...]] = ("answer", "start")
     context: ClassVar[str | None] = "context"
 
-    def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
-        record = super().record_of(row, answered=False)
-        if not answered:
-            return record
+    def answers_of(self, row: Mapping[str, Any], record: Record) -> Record:
         answer = text_field(row, "answer")
         start = row.get("start")
         if start is None:
@@ -60,7 +64,7 @@ class QuestionAnswering(AdapterTask):
                 f"the answer {answer[:40]!r} is not in the context at 'start'={start!r}",
                 hint="start is the number of the answer's first character; omit it to search for the answer",
             )
-        return {**record, "answer": answer, "start": start}
+        return {"answer": answer, "start": start}
 
     def group_of(self, record: Record) -> str:
         """Questions on one context stay together."""
@@ -99,14 +103,7 @@ class QuestionAnswering(AdapterTask):
             span = token_span(offsets, start=record["start"], stop=record["start"] + len(record["answer"]))
             if span is not None:
                 targets = {"start": np.array(span[0], np.int32), "end": np.array(span[1], np.int32)}
-        types = np.array(encoded["token_type_ids"], dtype=np.int32)
-        return Example(
-            ids=np.array(encoded["input_ids"], dtype=np.int32),
-            types=types if types.any() else None,  # RoBERTa's are all 0
-            targets=targets,
-            index=index,
-            offsets=offsets,
-        )
+        return example_of_pair(encoded, index=index, targets=targets, offsets=offsets)
 
     def pad_targets(self, examples: Sequence[Example], to: Padding) -> Targets:
         ends = {name: np.full(to.rows, IGNORED, dtype=np.int64) for name in ("start", "end")}

@@ -45,13 +45,10 @@ class Regression(AdapterTask):
         "value": ("score", "label"),
     }
 
-    def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
-        record = super().record_of(row, answered=False)
-        if not answered:
-            return record
+    def answers_of(self, row: Mapping[str, Any], record: Record) -> Record:
         (field,) = self.answers
         names = (field, *self.also_named.get(field, ()))
-        return {**record, field: _number(next((row[name] for name in names if name in row), None), field)}
+        return {field: _number(next((row[name] for name in names if name in row), None), field)}
 
     def settings_from(self, splits: Splits) -> dict[str, Any]:
         """The mean and the deviation of the values to train on."""

@@ -30,11 +30,11 @@ class Sentiment(Classification):
     name: ClassVar[str] = "sentiment"
     from_rows: ClassVar[tuple[str, ...]] = ()
 
-    def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
+    def answers_of(self, row: Mapping[str, Any], record: Record) -> Record:
         given = str(row.get("label")).lower()
-        if answered and given not in WRITTEN:
+        if given not in WRITTEN:
             raise BadInput(f"'label' is {row.get('label')!r}", hint=f"known: {', '.join(WRITTEN)}")
-        return super().record_of({**row, "label": LABELS[WRITTEN.get(given, 0)]}, answered=answered)
+        return {"label": LABELS[WRITTEN[given]]}
 
     def read(self, path: Path) -> list[Record]:
         return _read_zip(path) if path.suffix == ".zip" else super().read(path)

@@ -12,11 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
-
 from flatout.engines.adapters.tasks.regression import Regression
 from flatout.engines.adapters.tasks.rows import Record
-from flatout.engines.adapters.tasks.task import Example
+from flatout.engines.adapters.tasks.task import Example, example_of_pair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,13 +40,8 @@ class Similarity(Regression):
             max_length=max_length,
             return_token_type_ids=True,
         )
-        types = np.array(encoded["token_type_ids"], dtype=np.int32)
-        return Example(
-            ids=np.array(encoded["input_ids"], dtype=np.int32),
-            types=types if types.any() else None,  # RoBERTa's are all 0
-            targets=self.targets_of(record, tokenizer) if self.answers[0] in record else {},
-            index=index,
-        )
+        targets = self.targets_of(record, tokenizer) if self.answers[0] in record else {}
+        return example_of_pair(encoded, index=index, targets=targets)
 
     def generated_row(self, draw: random.Random) -> Record:
         first = draw.sample(_WORDS, 4)

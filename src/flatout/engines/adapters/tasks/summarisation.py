@@ -27,16 +27,13 @@ class Summarisation(GenerationTask):
     answers: ClassVar[tuple[str, ...]] = ("summary",)
     also_named: ClassVar[Mapping[str, tuple[str, ...]]] = {"document": ("source",)}
 
-    def record_of(self, row: Mapping[str, Any], *, answered: bool = True) -> Record:
-        record = super().record_of(row, answered=False)
-        if not answered:
-            return record
+    def answers_of(self, row: Mapping[str, Any], record: Record) -> Record:
         several = row.get("target")
         if isinstance(several, list) and several:
             references = [text_field({"target": text}, "target") for text in several]
         else:
             references = [text_field(row, "summary", "target")]
-        return {**record, "summary": references[0], "references": references}
+        return {"summary": references[0], "references": references}
 
     def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
         references = [record.get("references", [record["summary"]]) for record in records]

@@ -121,8 +121,12 @@ class AdapterTask(ABC):
 
         `answered=False` takes a line without its answers, as `predict` is given.
         """
-        names = (*self.inputs, *self.answers) if answered else self.inputs
-        return {name: text_field(row, name, *self.also_named.get(name, ())) for name in names}
+        record = {name: text_field(row, name, *self.also_named.get(name, ())) for name in self.inputs}
+        return {**record, **self.answers_of(row, record)} if answered else record
+
+    def answers_of(self, row: Mapping[str, Any], record: Record) -> Record:
+        """Read the answers of a line; `record` holds its inputs."""
+        return {name: text_field(row, name, *self.also_named.get(name, ())) for name in self.answers}
 
     @abstractmethod
     def generated_row(self, draw: random.Random) -> Record:
@@ -270,6 +274,20 @@ def at_rest(*modules: nn.Module) -> Iterator[None]:
     finally:
         for part, training in modes:
             part.training = training
+
+
+def example_of_pair(
+    encoded: Mapping[str, Any], *, index: int, targets: Mapping[str, Ints], offsets: Ints | None = None
+) -> Example:
+    """Make an example of two texts that a tokenizer encoded together."""
+    types = np.array(encoded["token_type_ids"], dtype=np.int32)
+    return Example(
+        ids=np.array(encoded["input_ids"], dtype=np.int32),
+        types=types if types.any() else None,  # RoBERTa's are all 0
+        targets=targets,
+        index=index,
+        offsets=offsets,
+    )
 
 
 def encode_all(

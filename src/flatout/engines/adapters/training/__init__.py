@@ -6,7 +6,6 @@ phase1_adapters   an adapter and a head per task
 phase2_router     the router, on features of the frozen encoder
 phase3_joint      router, adapters and heads together
 validation        scores on held-out rows while training
-checkpoint        a phase on disk
-log               the log of a run: one line per report
+records           the log of a run, and a phase on disk
 live_line         machine and training in one line
 """

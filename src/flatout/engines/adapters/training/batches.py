@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from flatout.engines.adapters.lora.blocks import TokenBlock
+from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.routing.features import LENGTH_MULTIPLE, by_length
 from flatout.engines.adapters.tasks.task import IGNORED, AdapterTask, Example, TaskBatch
 from flatout.ground.errors import BadInput
@@ -247,6 +248,13 @@ def _is_by_row(whole: TaskBatch) -> bool:
 def _num_written(example: Example) -> int:
     """Tokens of a target that is a text."""
     return len(example.targets["ids"]) if "ids" in example.targets else 0
+
+
+def encode_batch(encoder: PackedEncoder, batch: TaskBatch, *, weights_NT: Tensor | None = None) -> Tensor:
+    """Return the states [B, L, H] of a batch under its adapter, or under a mixture with its rows' weights."""
+    mixture = None if weights_NT is None else weights_NT[batch.indices].to(encoder.device)
+    (states_BLH,) = encoder((batch.block,), mixture=mixture)
+    return states_BLH
 
 
 def evaluation_batches(

@@ -18,17 +18,18 @@ from torch import Tensor
 
 from flatout.engines.adapters.assembly import AdapterAssembly, seed_of, weights_under
 from flatout.engines.adapters.settings import check_resume
-from flatout.engines.adapters.training.checkpoint import (
+from flatout.engines.adapters.training.live_line import LiveLine
+from flatout.engines.adapters.training.records import (
     BEST,
     CHOSEN_BY_HASH,
+    KIND,
     TRAINING,
     BestSoFar,
     PhaseCheckpoint,
     PhaseState,
+    StepRecord,
     checkpoints_of,
 )
-from flatout.engines.adapters.training.live_line import LiveLine
-from flatout.engines.adapters.training.log import KIND, StepRecord
 from flatout.engines.run.checkpoints import thread_note
 from flatout.engines.run.folder import OnProgress
 from flatout.engines.run.log import RunLog, is_left

@@ -19,8 +19,8 @@ from flatout.engines.adapters.lora.fused_step import SHARED, AdapterOptimizer, F
 from flatout.engines.adapters.settings import LearningSettings
 from flatout.engines.adapters.tasks.task import TaskBatch
 from flatout.engines.adapters.training.batches import TaskRows, TrainingBatches
-from flatout.engines.adapters.training.checkpoint import BestSoFar
 from flatout.engines.adapters.training.phase import PhaseRun, check_share
+from flatout.engines.adapters.training.records import BestSoFar
 from flatout.engines.adapters.training.validation import HeldOutScores, Validation, judge_shared
 
 LOOK_EVERY = 10  # steps between two looks at losses that are not numbers: a look waits for the GPU

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from flatout.engines.adapters.assembly import AdapterAssembly, TaskSplit
 from flatout.engines.adapters.tasks.task import Prediction, TaskBatch, at_rest
-from flatout.engines.adapters.training.batches import evaluation_batches
+from flatout.engines.adapters.training.batches import encode_batch, evaluation_batches
 from flatout.engines.run.ranks import Ranks
 from flatout.ground.codec import decode, encode
 
@@ -64,8 +64,7 @@ class Validation:
         losses, counts = [], []
         with at_rest(*assembly.modules().values()):
             for batch in self._batches[name]:
-                mixture = None if weights_NT is None else weights_NT[batch.indices].to(assembly.device)
-                (states_BLH,) = assembly.encoder((batch.block,), mixture=mixture)
+                states_BLH = encode_batch(assembly.encoder, batch, weights_NT=weights_NT)
                 losses.append(part.task.loss(part.head, states_BLH, batch).float() * batch.count)
                 counts.append(batch.count)
                 predictions = part.task.predict(

@@ -33,6 +33,7 @@ class Bleu:
     field: str | None = None  # None: the only one, or target
     tokenize: str = "13a"
     lowercase: bool = False
+    first_line: bool = False  # of a completion: compare nothing else
 
     def __post_init__(self) -> None:
         _metric(self.tokenize, self.lowercase)
@@ -43,15 +44,18 @@ class Bleu:
 
     def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
         metric = _metric(self.tokenize, self.lowercase)
-        return float(metric.sentence_score(completion, [self._reference(answer)]).score) / 100
+        return float(metric.sentence_score(self._said(completion), [self._reference(answer)]).score) / 100
 
     def score_rows(self, rows: list[Row]) -> list[float]:
         """The scores of many rows, each as a call would give it."""
-        pairs = [(completion, self._reference(answer)) for completion, answer in rows]
+        pairs = [(self._said(completion), self._reference(answer)) for completion, answer in rows]
         # Early populations repeat themselves: what was said twice is scored once.
         place_of = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
         shares = self._shares(list(place_of))
         return [float(shares[place_of[pair]]) for pair in pairs]
+
+    def _said(self, completion: str) -> str:
+        return completion.strip().partition("\n")[0] if self.first_line else completion
 
     def _reference(self, answer: Mapping[str, str]) -> str:
         return expected_text(answer, self.field, usual="target")

@@ -20,8 +20,7 @@ import torch
 from flatout.engines.evolution import fitness
 from flatout.engines.evolution.eggroll import Eggroll
 from flatout.engines.evolution.population.weights import summarise
-from flatout.engines.evolution.report import write_report
-from flatout.engines.evolution.run_plot import plot_run
+from flatout.engines.evolution.report import plot_run, write_report
 from flatout.engines.evolution.settings import (
     VERB,
     EvolveSettings,

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from flatout.engines.steering.blocks import input_device
 from flatout.engines.steering.trials.steered_model import steered_model
@@ -82,14 +83,13 @@ class HookedTrials(TrialEngine):
 
     def _pad(self, sequences: Sequence[tuple[int, ...]], *, left: bool) -> tuple[Tensor, Tensor]:
         """Return token numbers and mask [B, T]."""
-        longest = max(map(len, sequences))
-        ids = torch.zeros(len(sequences), longest, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, tokens in enumerate(sequences):
-            place = slice(longest - len(tokens), None) if left else slice(len(tokens))
-            ids[row, place], mask[row, place] = torch.tensor(tokens), 1
-        device = input_device(self._model)
-        return ids.to(device), mask.to(device)
+        side = "left" if left else "right"
+        rows = [torch.tensor(tokens) for tokens in sequences]
+        ids, mask = (
+            pad_sequence(values, batch_first=True, padding_side=side).to(input_device(self._model))
+            for values in (rows, [torch.ones_like(row) for row in rows])
+        )
+        return ids, mask
 
 
 def _prompt_length(branch: TokenBranch) -> int:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.engines.adapters.lora.added_norm import NormKernels, added_norm, fused
+from flatout.engines.adapters.lora.encoder_layers import NormKernels, added_norm, fused
 from tests.support.kernels import DEVICE, Numbers, needs_device
 
 pytestmark = needs_device

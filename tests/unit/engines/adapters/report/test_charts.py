@@ -24,7 +24,7 @@ from flatout.engines.adapters.report.charts import (
     validation_line,
 )
 from flatout.engines.adapters.report.run_report import RunReport
-from flatout.engines.adapters.training.log import StepRecord
+from flatout.engines.adapters.training.records import StepRecord
 from flatout.ground.errors import BadInput
 from flatout.page.charts import Mark, Matrix
 from tests.support.adapters import TASKS, evaluation, hostile_report, quality, report, scores

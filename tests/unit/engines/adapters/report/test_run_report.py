@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flatout.engines.adapters.report.run_report import headline, largest_gap
-from flatout.engines.adapters.training.log import StepRecord
+from flatout.engines.adapters.training.records import StepRecord
 from tests.support.adapters import evaluation, report, scores
 
 

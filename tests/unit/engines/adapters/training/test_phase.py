@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.adapters.training.log import KIND, StepRecord
 from flatout.engines.adapters.training.phase import LossWindow, PhaseRun, check_share
+from flatout.engines.adapters.training.records import KIND, StepRecord
 from flatout.engines.run.log import RunLog, read_records
 from flatout.engines.run.ranks import Ranks
 from flatout.ground.errors import BadInput, ChildDied, Interrupted

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from flatout.engines.evolution.rewards.bleu import Bleu
 from flatout.engines.evolution.rewards.kinds import RewardOfRows
 from flatout.engines.evolution.tasks.find_task import find_task
 from flatout.engines.evolution.tasks.task import EvolutionTask
-from flatout.engines.evolution.tasks.translation import FirstLineBleu, SentenceTranslation
+from flatout.engines.evolution.tasks.translation import SentenceTranslation
 from flatout.ground.errors import BadInput
 from flatout.testing.evolution_tasks import EvolutionTaskContract
 
@@ -47,7 +48,7 @@ def test_the_first_line_is_scored(file: Path) -> None:
     assert scores[0] == pytest.approx(1.0) and 0 < scores[1] < 0.8 and scores[2] == 0.0
     rows = [(completion, prompt.answer) for completion in completions]
     assert reward.score_rows(rows) == pytest.approx(scores)
-    assert reward == FirstLineBleu()
+    assert reward == Bleu(first_line=True)
 
 
 def test_bad_lines_are_named(tmp_path: Path) -> None:

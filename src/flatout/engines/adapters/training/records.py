@@ -1,10 +1,12 @@
-"""A phase on disk: what it takes to resume bit for bit, and the best weights so far.
+"""What a run of adapters writes down: a line of log per report, and a checkpoint of each phase.
 
+    OUT/log.jsonl                                 a line per report of a phase
     OUT/phase1/step-000400/training.safetensors   weights and optimizer state as they are
     OUT/phase1/step-000400/best.safetensors       the weights that did best on held-out rows
     OUT/phase1/step-000400/state.json             the step, the settings, the model they belong to
 
-Batches and dropout are functions of the seed and the step, so no generator's state is kept.
+A checkpoint is all it takes to resume bit for bit.  Batches and dropout are functions of the seed and the
+step, so it keeps no generator's state.
 """
 
 from __future__ import annotations
@@ -16,10 +18,42 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from flatout.engines.run.checkpoints import Checkpoint, Checkpoints
+from flatout.engines.run.log import LogKind
+from flatout.ground.codec import encode
 
 PHASES = ("phase1", "phase2", "phase3")
 TRAINING, BEST = "training", "best"
 VERSION = CHOSEN_BY_HASH = 2  # version 1 was judged on the first rows of a split
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """One report of a phase; None is not known."""
+
+    phase: str
+    step: int
+    losses: dict[str, float | None] = field(default_factory=dict)  # by task, or by the router's losses
+    learning_rates: dict[str, float | None] = field(default_factory=dict)
+    # By task: scores on held-out rows, in points, and their loss.
+    validation: dict[str, dict[str, float | None]] = field(default_factory=dict)
+    routing: dict[str, float | None] = field(default_factory=dict)  # accuracy and the like
+    tokens_per_s: float | None = None
+    steps_per_s: float | None = None
+    sent_bytes: int | None = None  # to other processes, by the first one, since the last report
+    elapsed_s: float | None = None  # of the phase, resumed parts included
+    notes: tuple[str, ...] = ()  # what happened since the last report
+
+
+KIND = LogKind(
+    format="flatout-adapters-log",
+    version=1,
+    what="an adapters run",
+    record=StepRecord,
+    key=lambda record: (record.phase, record.step),
+    curves=lambda record: {
+        record.phase: {name: value for name, value in encode(record).items() if name not in ("phase", "step")}
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
