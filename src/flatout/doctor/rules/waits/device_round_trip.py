@@ -31,42 +31,32 @@ depending on the operation.
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import on_gpu, share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import lines_of, show_calls
+from flatout.doctor.lines import show_calls
 from flatout.doctor.rule import title_of
-from flatout.ground.units import show_seconds, show_share
+from flatout.doctor.rules.waits.sync_in_step import gaps_after_waits, waiting_lines
+from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
 
 ARMS = ("knock-out", "reads-free")  # the work on the host disappears too
 RULE = title_of(__doc__, arms=ARMS)
 SYNC_IN_STEP = "FO202"
 BACK = frozenset(("cpu", "numpy", "tolist", "to", "__array__"))
-LEAST_GAP_SHARE = 0.05
 
 
 def detect(evidence: Evidence) -> list[Finding]:
-    kernels = evidence.kernels
-    gap_share = share_of(kernels.sync_gap_s, kernels.step_s) if kernels is not None else None
-    if not on_gpu(evidence) or kernels is None or gap_share is None or gap_share < LEAST_GAP_SHARE:
-        return []
-    on_device = [site for site in evidence.sites if site.device.startswith("cuda")]
-    sent = {site.place.at for site in on_device if site.kind == "copy" and site.calls_per_step >= 1}
-    reads = lines_of([site for site in on_device if site.kind == "sync"])
-    waits = max(sum(line.calls_per_step for line in reads), kernels.num_syncs or 0.0)
+    copies = [site for site in evidence.sites if site.kind == "copy" and site.device.startswith("cuda")]
+    sent = {site.place.at for site in copies if site.calls_per_step >= 1}
     findings: list[Finding] = []
-    for line in reads:
-        if line.calls_per_step < 1 or line.place.at not in sent:
-            continue
-        share = gap_share * line.calls_per_step / waits
-        if share <= 0 or not BACK.intersection(line.ops):
+    for line, share in waiting_lines(evidence, lambda site: site.place.at in sent, least_calls=1):
+        if BACK.isdisjoint(line.ops):
             continue
         findings += RULE.proven(
             evidence,
             line.place,
             f"a tensor goes to the host and back {show_calls(line.calls_per_step)} times per step here; the "
             f"GPU then idles for {show_share(share)} of the step",
-            figures=(f"gaps after a wait: {show_seconds(kernels.sync_gap_s)} of a profiled step",),
+            figures=(gaps_after_waits(evidence),),
             share=share,
             fix="do this on the GPU, without .cpu() and .to(device)",
             safety="lossy",

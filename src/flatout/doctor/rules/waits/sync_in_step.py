@@ -65,7 +65,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 def waiting_lines(
     evidence: Evidence, chosen: Callable[[Site], bool], *, least_calls: float
 ) -> Iterator[tuple[CodeLine, float]]:
-    """Return the lines that wait for the GPU this often per step, and the idle share after these waits."""
+    """Yield the lines that wait for the GPU this often per step, and the idle share after these waits."""
     kernels = evidence.kernels
     if not on_gpu(evidence) or kernels is None:
         return

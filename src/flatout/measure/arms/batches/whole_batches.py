@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from flatout.measure.arms.arm import Arm, ArmContext
-from flatout.measure.arms.batches.workers import LEAST_SHARE, Again, random_numbers_kept
+from flatout.measure.arms.batches.workers import LEAST_SHARE, Again, StandIn, random_numbers_kept
 from flatout.measure.evidence import Place
 from flatout.measure.loading.loaders import LoaderWatch
 
@@ -20,35 +20,17 @@ FEWEST_ROWS = 8
 NUM_TRIED = 2  # batches that must be equal
 
 
-class WholeBatches(Arm):
+class WholeBatches(StandIn):
     """Batches of the training loader, each taken by one index."""
 
     kind = label = "whole-batches"
-    serves = "cached"  # by the stand-in
 
     def __init__(self, loaders: LoaderWatch, *, suspicion: float, place: Place | None) -> None:
-        self.suspicion, self.place = suspicion, place
-        self._loaders = loaders
+        super().__init__(loaders, suspicion=suspicion, place=place)
         self._dataset: Any = None
         self._indices: Iterator[Any] = iter(())
 
-    def begin(self) -> None:
-        if self._dataset is None:
-            self._start()
-        if self.refusal is None:
-            self._loaders.stand_in = self._next
-
-    def end(self) -> None:
-        self._loaders.stand_in = None
-
-    def release(self) -> None:
-        self._loaders.stand_in = None
-
-    def _start(self) -> None:
-        loader = self._loaders.training_loader()
-        if loader is None:
-            self.refusal = "the training loader is gone"
-            return
+    def _start(self, loader: Any) -> None:
         with random_numbers_kept():
             try:
                 again = Again(loader).batches

@@ -41,11 +41,46 @@ LONGEST_LATER_S, MANY = 4.0, 10  # for any later batch: seconds, and as a multip
 PACE_S = 2.0  # for finding the pace
 
 
-class Workers(Arm):
+class StandIn(Arm):
+    """Steps whose batches come from a stand-in for the training loader."""
+
+    serves = "cached"  # by the stand-in
+
+    def __init__(self, loaders: LoaderWatch, *, suspicion: float, place: Place | None) -> None:
+        self.suspicion, self.place = suspicion, place
+        self._loaders = loaders
+        self._is_started = False
+
+    def begin(self) -> None:
+        if not self._is_started:
+            self._is_started = True
+            loader = self._loaders.training_loader()
+            if loader is None:
+                self.refusal = "the training loader is gone"
+            else:
+                self._start(loader)
+        if self.refusal is None:
+            self._loaders.stand_in = self._next
+
+    def end(self) -> None:
+        self._loaders.stand_in = None
+
+    def release(self) -> None:
+        self._loaders.stand_in = None
+
+    def _start(self, loader: Any) -> None:
+        """Prepare the stand-in, or set `refusal`."""
+        raise NotImplementedError
+
+    def _next(self) -> Any | None:
+        """Return the next batch; None if the job's loader has to serve it."""
+        raise NotImplementedError
+
+
+class Workers(StandIn):
     """The training loader with `num_workers` worker processes."""
 
     kind = "workers"
-    serves = "cached"  # by the stand-in
 
     def __init__(
         self,
@@ -56,11 +91,11 @@ class Workers(Arm):
         suspicion: float,
         place: Place | None = None,
     ) -> None:
+        super().__init__(loaders, suspicion=suspicion, place=place)
         self.label, self.value = f"workers={num_workers}", float(num_workers)
-        self.suspicion, self.place = suspicion, place
         self._num_workers = num_workers
         self._pid = os.getpid()
-        self._loaders, self._cores = loaders, cores
+        self._cores = cores
         self._iterator: Any = None
         self._cpu_s: list[float] = []  # of the workers, per batch
         self._period_s = self._pace_s = 0.0
@@ -68,10 +103,7 @@ class Workers(Arm):
         self._process_s = 0.0
 
     def begin(self) -> None:
-        if self._iterator is None:
-            self._start()
-        if self.refusal is None:
-            self._loaders.stand_in = self._next
+        super().begin()
         self._process_s, self._due_s = time.process_time(), now()
 
     def step_end(self) -> None:
@@ -81,12 +113,6 @@ class Workers(Arm):
             cpu_s = sum(self._cpu_s) / len(self._cpu_s)
             self._period_s = max(self._pace_s, (spent_s + cpu_s) / self._cores)
 
-    def end(self) -> None:
-        self._loaders.stand_in = None
-
-    def release(self) -> None:
-        self._loaders.stand_in = None
-
     def close(self) -> None:
         """End the worker processes."""
         if os.getpid() != self._pid:
@@ -95,11 +121,7 @@ class Workers(Arm):
         if iterator is not None and self._num_workers:
             iterator._shutdown_workers()
 
-    def _start(self) -> None:
-        loader = self._loaders.training_loader()
-        if loader is None:
-            self.refusal = "the training loader is gone"
-            return
+    def _start(self, loader: Any) -> None:
         self._loaders.unwatched = True
         try:
             with random_numbers_kept():
