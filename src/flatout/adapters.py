@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 from flatout.ground.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
-    from flatout.engines.adapters.tasks.classification import Classification as Classification
-    from flatout.engines.adapters.tasks.classification import PooledHead as PooledHead
     from flatout.engines.adapters.tasks.generation import GenerationTask as GenerationTask
+    from flatout.engines.adapters.tasks.kinds.classification import Classification as Classification
+    from flatout.engines.adapters.tasks.kinds.classification import PooledHead as PooledHead
+    from flatout.engines.adapters.tasks.kinds.regression import Regression as Regression
+    from flatout.engines.adapters.tasks.kinds.similarity import Similarity as Similarity
     from flatout.engines.adapters.tasks.known import known_tasks as known_tasks
     from flatout.engines.adapters.tasks.known import task_named as task_named
-    from flatout.engines.adapters.tasks.regression import Regression as Regression
-    from flatout.engines.adapters.tasks.similarity import Similarity as Similarity
     from flatout.engines.adapters.tasks.task import IGNORED as IGNORED
     from flatout.engines.adapters.tasks.task import AdapterTask as AdapterTask
     from flatout.engines.adapters.tasks.task import Example as Example

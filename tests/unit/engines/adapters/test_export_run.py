@@ -14,7 +14,7 @@ from torch.nn.functional import gelu, layer_norm, linear
 
 from flatout.engines.adapters.export_run import check_target, export_run, loop_weights, router_weights
 from flatout.engines.adapters.routing.router import Router
-from flatout.engines.adapters.tasks.classification import PooledHead
+from flatout.engines.adapters.tasks.kinds.classification import PooledHead
 from flatout.ground.errors import BadInput
 from tests.support.adapters import generated, opened, save_tiny
 

@@ -426,7 +426,7 @@ def test_a_phase_that_was_judged_on_first_rows_resumes_only_if_those_are_all(
 
 
 BROKEN = """
-from flatout.engines.adapters.tasks.sentiment import Sentiment
+from flatout.engines.adapters.tasks.kinds.sentiment import Sentiment
 
 
 class Mood(Sentiment):

@@ -1,8 +1,8 @@
 """Tasks by name: a task is a file with a subclass of `AdapterTask`.
 
-The file lies in this folder, in one of the user's (`tasks_folder`), or in an installed package that names it
-as an entry point of the group `flatout.adapter_tasks`: a module, or the class itself.  What a file of the
-user's or of a package raises is shown as its own, with the line.
+The file lies in `kinds`, in a folder of the user (`tasks_folder`), or in an installed package that names it
+as an entry point of the group `flatout.adapter_tasks`: a module, or the class itself.  An error that a user's
+file or a package raises is shown with its own file and line.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
+from flatout.engines.adapters.tasks import kinds
 from flatout.engines.adapters.tasks.task import AdapterTask
 from flatout.ground.errors import BadInput, FlatoutError, is_interrupt, near_hint
 from flatout.ground.user_code import import_file, load_plugins
 
 GROUP = "flatout.adapter_tasks"
-HERE = Path(__file__).parent
 LOADED = "flatout_task_"  # begins the name of a module that is loaded from the user's folder
 
 
@@ -76,9 +76,8 @@ Definition = tuple[object, type[AdapterTask]]  # (where it lies, the class)
 
 
 def _own_tasks() -> Iterator[Definition]:
-    for found in pkgutil.iter_modules([str(HERE)]):
-        if found.name != "known":
-            yield from _tasks_of(importlib.import_module(f"{__package__}.{found.name}"))
+    for found in pkgutil.iter_modules(kinds.__path__, f"{kinds.__name__}."):
+        yield from _tasks_of(importlib.import_module(found.name))
 
 
 def _installed_tasks() -> Iterator[Definition]:

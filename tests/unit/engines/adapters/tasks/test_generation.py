@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.generation import GenerationHead, end_id_of
+from flatout.engines.adapters.tasks.kinds.translation import Translation
 from flatout.engines.adapters.tasks.rows import DataOptions
 from flatout.engines.adapters.tasks.task import TaskBatch, encode_all
-from flatout.engines.adapters.tasks.translation import Translation
 from flatout.ground.errors import BadInput
 from tests.support.adapters import tiny_tokenizer
 

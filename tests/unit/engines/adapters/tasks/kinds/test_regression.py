@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.adapters.tasks.regression import Regression
+from flatout.engines.adapters.tasks.kinds.regression import Regression
 from flatout.engines.adapters.tasks.rows import Splits
 from flatout.engines.adapters.tasks.task import encode_all
 from flatout.ground.errors import BadInput

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flatout.engines.adapters.tasks.classification import Classification
+from flatout.engines.adapters.tasks.kinds.classification import Classification
 from flatout.engines.adapters.tasks.known import task_named
 from flatout.engines.adapters.tasks.rows import Splits
 from flatout.ground.errors import BadInput

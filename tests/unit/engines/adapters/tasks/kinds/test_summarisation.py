@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.engines.adapters.tasks.summarisation import Summarisation
+from flatout.engines.adapters.tasks.kinds.summarisation import Summarisation
 from flatout.engines.adapters.tasks.task import Prediction
 from flatout.ground.errors import BadInput
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.adapters.tasks import code_generation
-from flatout.engines.adapters.tasks.code_generation import (
+from flatout.engines.adapters.tasks.kinds import code_generation
+from flatout.engines.adapters.tasks.kinds.code_generation import (
     CodeGeneration,
     functions,
     functions_of,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from flatout.engines.adapters.tasks.similarity import Similarity
+from flatout.engines.adapters.tasks.kinds.similarity import Similarity
 from flatout.testing.adapter_tasks import tiny_tokenizer
 
 

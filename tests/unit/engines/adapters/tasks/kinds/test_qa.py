@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.adapters.tasks.qa import QuestionAnswering, best_spans, token_span
+from flatout.engines.adapters.tasks.kinds.qa import QuestionAnswering, best_spans, token_span
 from flatout.ground.errors import BadInput
 from tests.support.adapters import tiny_tokenizer
 

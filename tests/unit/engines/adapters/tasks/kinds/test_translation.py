@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from flatout.engines.adapters.tasks import translation
+from flatout.engines.adapters.tasks.kinds import translation
+from flatout.engines.adapters.tasks.kinds.translation import PACKAGES, Translation
 from flatout.engines.adapters.tasks.rows import DataOptions
 from flatout.engines.adapters.tasks.task import Prediction
-from flatout.engines.adapters.tasks.translation import PACKAGES, Translation
 from flatout.ground import packages
 from flatout.ground.errors import NotFetched
 

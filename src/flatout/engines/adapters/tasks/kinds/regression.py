@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets
 from flatout.engines.adapters.lora.chunked_loss import IGNORED
-from flatout.engines.adapters.tasks.classification import PooledHead
 from flatout.engines.adapters.tasks.decoder import TextDecoder
+from flatout.engines.adapters.tasks.kinds.classification import PooledHead
 from flatout.engines.adapters.tasks.metrics import explained, pearson, spearman
 from flatout.engines.adapters.tasks.rows import Record, Splits
 from flatout.engines.adapters.tasks.task import AdapterTask, Asked, Example, Prediction, TaskBatch

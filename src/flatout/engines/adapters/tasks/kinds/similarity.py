@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from flatout.engines.adapters.tasks.regression import Regression
+from flatout.engines.adapters.tasks.kinds.regression import Regression
 from flatout.engines.adapters.tasks.rows import Record
 from flatout.engines.adapters.tasks.task import Example, example_of_pair
 
