@@ -9,8 +9,8 @@ prefetch              batches copied to the GPU ahead of their use
 choose_workers        the number of loader workers, measured
 ragged                sequences built from pieces of varying length, as one gather
 
-Behind them: batching, collate (padding, pad_rows, buffers), ragged_arrays (ragged_files), device_dataset
-(row_gather), ragged (pieces), prefetch and workers.
+They lie in collate, batching, ragged_arrays, device_dataset, prefetch, workers and ragged; how they pad,
+gather and store rows is in rows/.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from flatout.data import ragged
 from flatout.data.batching import RowBatches, TokenBudgetBatches
 from flatout.data.collate import PadCollate
 from flatout.data.device_dataset import DeviceDataset
-from flatout.data.padding import Pad, Padded
 from flatout.data.prefetch import prefetch
 from flatout.data.ragged_arrays import RaggedArrays
+from flatout.data.rows.padding import Pad, Padded
 from flatout.data.workers import choose_workers
 
 __all__ = [

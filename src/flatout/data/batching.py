@@ -19,7 +19,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import Sampler
 
-from flatout.data.padding import Longs
+from flatout.data.rows.padding import Longs
 from flatout.ground.errors import BadInput
 
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.data.buffers import Buffers
-from flatout.data.pad_rows import PadRows, mask_of, pad_lists
-from flatout.data.padding import Pad, Padded, numpy_dtype, torch_dtype
+from flatout.data.rows.buffers import Buffers
+from flatout.data.rows.pad_rows import PadRows, mask_of, pad_lists
+from flatout.data.rows.padding import Pad, Padded, numpy_dtype, torch_dtype
 from flatout.ground.errors import BadInput
 
 NUMBERS = (bool, int, float, complex, np.generic)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from flatout.data.batching import RowBatches
-from flatout.data.padding import Pad
 from flatout.data.ragged_arrays import RaggedArrays
+from flatout.data.rows.padding import Pad
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.ground.units import show_bytes, show_share

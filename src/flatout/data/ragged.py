@@ -30,9 +30,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.data.buffers import send
-from flatout.data.padding import Longs
-from flatout.data.pieces import Piece, PieceTable, Placed, gather_rows
+from flatout.data.rows.buffers import send
+from flatout.data.rows.padding import Longs
+from flatout.data.rows.pieces import Piece, PieceTable, Placed, gather_rows
 from flatout.ground.errors import BadInput
 
 PADDING = -1  # the piece id of a row that belongs to no piece

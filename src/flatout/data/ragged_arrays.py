@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from flatout.data import ragged_files
-from flatout.data.buffers import Buffers
-from flatout.data.padding import Array, Longs, Pad
-from flatout.data.row_gather import DeviceRows, HostRows, Span
+from flatout.data.rows import ragged_files
+from flatout.data.rows.buffers import Buffers
+from flatout.data.rows.padding import Array, Longs, Pad
+from flatout.data.rows.row_gather import DeviceRows, HostRows, Span
 from flatout.ground.errors import BadInput
 
 

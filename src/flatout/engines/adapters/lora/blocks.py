@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flatout.data.buffers import send
+from flatout.data.rows.buffers import send
 from flatout.ground.errors import BadInput
 from flatout.ground.units import round_up
 from flatout.multiplex.rows import VariantRange

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.data.buffers import send
+from flatout.data.rows.buffers import send
 from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets, TokenBlock, block_of
 from flatout.engines.adapters.lora.chunked_loss import IGNORED as IGNORED  # a target that is not there
 from flatout.engines.adapters.tasks.decoder import TextDecoder

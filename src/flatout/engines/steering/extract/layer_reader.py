@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.data import Pad, PadCollate
-from flatout.data.buffers import send
+from flatout.data.rows.buffers import send
 from flatout.engines.steering.blocks import blocks_of, hidden_of, input_device
 from flatout.engines.steering.extract.tokens import Tokens as TokenArray
 from flatout.ground.errors import import_extra

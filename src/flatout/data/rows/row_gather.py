@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.data.buffers import Buffers, send
-from flatout.data.pad_rows import PadRows
-from flatout.data.padding import Array, Longs, Pad, Padded, torch_dtype
+from flatout.data.rows.buffers import Buffers, send
+from flatout.data.rows.pad_rows import PadRows
+from flatout.data.rows.padding import Array, Longs, Pad, Padded, torch_dtype
 
 SLICED_RECORD_BYTES = 1024  # records that are longer on average are cut out one by one
 WORDS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64, 16: np.complex128}

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.padding import Pad, Padded
-from flatout.data.row_gather import DeviceRows, HostRows, Span
+from flatout.data.rows.padding import Pad, Padded
+from flatout.data.rows.row_gather import DeviceRows, HostRows, Span
 
 CPU = torch.device("cpu")
 # rows of 1, 2, 4, 8, 16 bytes (moved as words), and of other widths

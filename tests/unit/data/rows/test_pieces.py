@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.data import ragged
-from flatout.data.pieces import PieceTable, gather_rows
+from flatout.data.rows.pieces import PieceTable, gather_rows
 from flatout.ground.errors import BadInput
 
 B, N, D = 3, 4, 2

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data.padding import MAX_KEPT_VIEWS, Pad, PaddingRows, numpy_dtype, torch_dtype
+from flatout.data.rows.padding import MAX_KEPT_VIEWS, Pad, PaddingRows, numpy_dtype, torch_dtype
 from flatout.ground.errors import BadInput
 
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from flatout.data.buffers import send
-from flatout.data.padding import Longs
+from flatout.data.rows.buffers import send
+from flatout.data.rows.padding import Longs
 from flatout.ground.errors import BadInput
 
 

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.data import buffers, pad_rows
-from flatout.data.buffers import Buffers
-from flatout.data.pad_rows import PadRows, mask_of, pad_lists
-from flatout.data.padding import Pad
+from flatout.data.rows import buffers, pad_rows
+from flatout.data.rows.buffers import Buffers
+from flatout.data.rows.pad_rows import PadRows, mask_of, pad_lists
+from flatout.data.rows.padding import Pad
 from flatout.ground.errors import BadInput
 
 DTYPES = ["bool", "uint8", "int16", "int64", "float16", "float32", "float64"]

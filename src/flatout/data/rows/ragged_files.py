@@ -19,8 +19,8 @@ from typing import IO, Any
 import numpy as np
 import torch
 
-from flatout.data.padding import Array, torch_dtype
-from flatout.data.row_gather import Span
+from flatout.data.rows.padding import Array, torch_dtype
+from flatout.data.rows.row_gather import Span
 from flatout.ground.errors import BadInput
 
 FORMAT = "flatout-ragged"

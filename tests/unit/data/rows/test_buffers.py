@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from flatout.data.buffers import ALIGNMENT_BYTES, KEPT_BYTES, Buffers, send
+from flatout.data.rows.buffers import ALIGNMENT_BYTES, KEPT_BYTES, Buffers, send
 
 
 def test_fresh_memory_where_none_is_kept() -> None:

@@ -21,8 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flatout.data.buffers import KEPT_BYTES, Buffers
-from flatout.data.padding import Array, Pad, PaddingRows, numpy_dtype, torch_dtype
+from flatout.data.rows.buffers import KEPT_BYTES, Buffers
+from flatout.data.rows.padding import Array, Pad, PaddingRows, numpy_dtype, torch_dtype
 from flatout.ground.errors import BadInput
 
 JOINED_ROW_BYTES = 8192  # samples shorter than this are joined

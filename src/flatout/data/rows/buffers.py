@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import get_worker_info
 
-from flatout.data.padding import Array
+from flatout.data.rows.padding import Array
 
 ALIGNMENT_BYTES = 64
 # Without a number of buffers to keep, fields from this size on keep two: the one a step reads, the one being
