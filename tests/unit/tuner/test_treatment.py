@@ -38,6 +38,7 @@ from flatout.measure.patches import Patches
 from flatout.tuner.treatment import Case, Dose, Switch, all_treatments, install, read_dose
 from flatout.tuner.treatments.arithmetic._loss_scale import FIRST, LossScale
 from flatout.tuner.treatments.arithmetic.compile import num_recompilations
+from flatout.tuner.treatments.updates.merged_groups import parameters_of
 
 JOB = ObservedJob(
     command=("train.py",), folder="x", started_at="", ended="measured", exit_code=0, error=None, device="cpu",
@@ -153,7 +154,10 @@ def test_optimizers_are_fused_unless_the_script_chose(patches: Patches) -> None:
     assert grouped.defaults["fused"] is True and len(grouped.param_groups[0]["params"]) == 2
     named = torch.optim.AdamW([{"params": model.named_parameters()}])
     assert named.defaults["fused"] is True and len(named.param_groups[0]["params"]) == 2
-    assert torch.optim.SGD(model.parameters(), lr=0.1, foreach=False).defaults["fused"] is None
+    for foreach in (False, True):  # the kernel takes the place of either
+        looped = torch.optim.SGD(model.parameters(), lr=0.1, foreach=foreach)
+        assert looped.defaults["fused"] is True and not looped.defaults["foreach"]
+    assert torch.optim.SGD(model.parameters(), lr=0.1, fused=False).defaults["fused"] is False
     integers = nn.Parameter(torch.ones(2, dtype=torch.int64), requires_grad=False)
     assert torch.optim.SGD([integers], lr=0.1).defaults["fused"] is None
 
@@ -275,11 +279,14 @@ def test_what_can_be_switched_is_as_before_when_it_is_off(patches: Patches) -> N
     assert state() == before
 
 
-def test_a_switched_optimizer_goes_on_as_it_would_have(patches: Patches) -> None:
+@pytest.mark.parametrize(("optimizer_type", "foreach"), [("AdamW", None), ("AdamW", False), ("SGD", True)])
+def test_a_switched_optimizer_goes_on_as_it_would_have(
+    patches: Patches, optimizer_type: str, foreach: bool | None
+) -> None:
     def trained(switches: bool) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model = nn.Linear(4, 4)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        optimizer = getattr(torch.optim, optimizer_type)(model.parameters(), lr=0.1, foreach=foreach)
         switch = switch_of("fused-optimizer", True, patches)
         for step in range(6):
             model(torch.ones(2, 4)).sum().backward()
@@ -289,6 +296,7 @@ def test_a_switched_optimizer_goes_on_as_it_would_have(patches: Patches) -> None
             if switches and step == 4:
                 switch.off()
                 assert optimizer.param_groups[0]["fused"] is None
+                assert optimizer.param_groups[0]["foreach"] is foreach
             optimizer.step()
         return list(model.parameters())
 
@@ -523,9 +531,12 @@ def test_optimizers_update_lists_and_groups_with_the_same_options_as_one(patches
     assert "merged-groups" not in proposed(evidence(), source=f"{source}; optimizer.load_state_dict(x)")
     layers = [nn.Linear(2, 2) for _ in range(4)]
     install([Dose(name=name, value=True) for name in ("foreach-optimizer", "merged-groups")], patches)
-    groups = [{"params": layer.parameters()} for layer in layers[:3]]
-    made = torch.optim.AdamW([*groups, {"params": layers[3].weight, "lr": 0.5}], lr=0.1, foreach=False)
+    groups: list[dict[str, Any]] = [{"params": layer.parameters()} for layer in layers[:3]]
+    groups.insert(1, {"params": layers[3].weight, "lr": 0.5})
+    made = torch.optim.AdamW(groups, lr=0.1, foreach=False)
     assert [(len(group["params"]), group["lr"]) for group in made.param_groups] == [(6, 0.1), (1, 0.5)]
+    given = [*layers[0].parameters(), layers[3].weight, *layers[1].parameters(), *layers[2].parameters()]
+    assert list(map(id, parameters_of(made))) == list(map(id, given))  # as trials compare them
     assert made.param_groups[0]["foreach"] is True
     assert torch.optim.SGD(layers[0].parameters(), lr=0.1, fused=True).param_groups[0]["foreach"] is None
     named = torch.optim.SGD([{"params": list(each.named_parameters())} for each in layers], lr=0.1)

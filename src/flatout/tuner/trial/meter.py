@@ -24,6 +24,7 @@ from flatout.measure.run.steps import OPTIMIZER_STEP, Anchor
 from flatout.tuner.child import TrialOptions
 from flatout.tuner.outermost import on_first_call
 from flatout.tuner.step_hooks import around_steps
+from flatout.tuner.treatments.updates.merged_groups import parameters_of
 from flatout.tuner.trial import variants
 from flatout.tuner.trial.counts import Counter, Counts
 from flatout.tuner.trial.hashes import hash_of
@@ -108,7 +109,7 @@ class Meter:
             ended = "measured"
         except BaseException as raised:  # noqa: BLE001 - the script's own
             ended = "crashed"
-            error = traceback.format_exception_only(raised)[-1].strip()
+            error = traceback.format_exception_only(raised)[-1].strip().partition("\n")[0]
             if isinstance(raised, SystemExit) and not raised.code:
                 ended, error = "finished", None
         result = self.result("measured" if self.is_done else ended, error)
@@ -175,14 +176,14 @@ class Meter:
         if self.num_steps == 0:
             known = {id(parameter) for parameter, _ in self._weights}
             self._weights += [
-                (each, each.detach().clone()) for each in _parameters(optimizer) if id(each) not in known
+                (each, each.detach().clone()) for each in parameters_of(optimizer) if id(each) not in known
             ]
 
     def _after_step(self, optimizer: Any) -> None:
         if self.is_done:  # the script swallowed the end
             raise EndOfTrial
         step = self.num_steps + 1
-        self._num_empty += all(each.grad is None for each in _parameters(optimizer))
+        self._num_empty += all(each.grad is None for each in parameters_of(optimizer))
         if step in self.options.checked:
             self._check(str(step), optimizer)
         if not self._anchor.add((OPTIMIZER_STEP, id(optimizer)), type(optimizer).__name__):
@@ -244,7 +245,7 @@ class Meter:
 
     def _check(self, step: str, optimizer: Any) -> None:
         found = self._checked.get(step, StepHashes())
-        parameters = _parameters(optimizer)
+        parameters = parameters_of(optimizer)
         self._checked[step] = StepHashes(
             gradients=(
                 *found.gradients,
@@ -307,10 +308,6 @@ class Meter:
             counts=self._counts,
             peak_bytes=self._torch.cuda.max_memory_allocated() if on_gpu else None,
         )
-
-
-def _parameters(optimizer: Any) -> list[Any]:
-    return [each for group in optimizer.param_groups for each in group["params"]]
 
 
 def _equal(now: Any, before: Any) -> bool:

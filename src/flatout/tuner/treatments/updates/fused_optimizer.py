@@ -1,4 +1,7 @@
-"""Update all parameters of an optimizer in one kernel."""
+"""Update all parameters of an optimizer in one kernel.
+
+A script that asks for lists or for a loop (`foreach`) gets the kernel, too: it needs no more memory.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ def _fuse(optimizer_type: Any, patches: Patches) -> None:
     @patches.around(optimizer_type, "__init__")
     def init(real: Any, optimizer: Any, params: Any, *args: Any, **kwargs: Any) -> None:
         params = [listed(each) for each in params]
-        chosen = kwargs.get("fused") is not None or kwargs.get("foreach") is not None
+        chosen = kwargs.get("fused") is not None
         if chosen or kwargs.get("differentiable") or not _can_be_fused(params):
             real(optimizer, params, *args, **kwargs)
         else:
-            real(optimizer, params, *args, **{**kwargs, "fused": True})
+            real(optimizer, params, *args, **{**kwargs, "fused": True, "foreach": None})
 
 
 def listed(group: Any) -> Any:
@@ -64,7 +67,7 @@ class _Switch:
 
     def __init__(self, patches: Patches, _value: Value) -> None:
         self._seen: dict[int, Any] = {}
-        self._fused: list[tuple[Any, dict[str, Any]]] = []
+        self._fused: list[tuple[Any, dict[str, Any], Any]] = []  # with the `foreach` that the script chose
         around_steps(patches, before=lambda optimizer: self._seen.update({id(optimizer): optimizer}))
 
     def on(self) -> None:
@@ -73,15 +76,15 @@ class _Switch:
         known = tuple(getattr(torch.optim, name) for name in NAMES)
         for optimizer in (each for each in self._seen.values() if isinstance(each, known)):
             for group in optimizer.param_groups:
-                chosen = group.get("fused") is not None or group.get("foreach") is not None
+                chosen = group.get("fused") is not None
                 if not chosen and not group.get("differentiable") and _can_be_fused(group["params"]):
-                    group["fused"] = True
-                    self._fused.append((optimizer, group))
+                    self._fused.append((optimizer, group, group.get("foreach")))
+                    group["fused"], group["foreach"] = True, False
                     _move_counts(optimizer, group, beside=True)
 
     def off(self) -> None:
-        for optimizer, group in self._fused:
-            group["fused"] = None
+        for optimizer, group, foreach in self._fused:
+            group["fused"], group["foreach"] = None, foreach
             _move_counts(optimizer, group, beside=False)
         self._fused = []
 

@@ -1,12 +1,14 @@
 """Merge an optimizer's parameter groups that have the same options.
 
 Each group is updated by separate kernels: a script that makes a group per layer has a step of hundreds of
-small ones.
+small ones.  Groups of weights and of biases often alternate, so groups merge across others; trials compare
+parameters in the order in which the script gave them.
 """
 
 from __future__ import annotations
 
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from flatout.measure.patches import Patches
 from flatout.tuner.treatment import Case, Treatment, Value
@@ -14,6 +16,9 @@ from flatout.tuner.treatments.updates.fused_optimizer import LEAST_SHARE, listed
 
 # A script that counts groups, names them or loads their state would find other groups than it made.
 KNOWS_GROUPS = ("param_groups[", "load_state_dict", "lr_lambda", "LambdaLR", "add_param_group", "max_lr")
+
+
+_order: WeakKeyDictionary[Any, list[Any]] = WeakKeyDictionary()  # of the parameters of merged optimizers
 
 
 def propose(case: Case) -> list[Value]:
@@ -31,24 +36,37 @@ def install(patches: Patches, _value: Value) -> None:
 
     @patches.around(torch.optim.Optimizer, "__init__")
     def init(real: Any, optimizer: Any, params: Any, defaults: Any) -> None:
-        real(optimizer, merge(list(params)), defaults)
+        groups = [listed(group) for group in params]
+        merged = merge(groups)
+        real(optimizer, merged, defaults)
+        if merged is not groups:
+            _order[optimizer] = [each for group in groups for each in group["params"]]
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """Return an optimizer's parameters in the order of the script's groups."""
+    now = [each for group in optimizer.param_groups for each in group["params"]]
+    given = _order.get(optimizer, ())
+    known = {id(each) for each in given}
+    return [*given, *(each for each in now if id(each) not in known)]
 
 
 def merge(groups: list[Any]) -> list[Any]:
-    """Merge neighbouring groups with equal options; the order of parameters stays.
+    """Merge groups with equal options, each into the first of them.
 
-    Anything that is not a group, or names its parameters, stays unchanged.
+    Return `groups` itself if one of them is not a group or names its parameters.
     """
-    if not all(isinstance(group, dict) for group in groups):
+    if not all(isinstance(group, dict) for group in groups) or any(
+        isinstance(each, tuple) for group in groups for each in group["params"]
+    ):
         return groups
     merged: list[dict[str, Any]] = []
     for group in groups:
-        group = listed(group)
-        has_names = any(isinstance(each, tuple) for each in group["params"])
-        if merged and not has_names and _options(merged[-1]) == _options(group):
-            merged[-1]["params"] += group["params"]
+        alike = next((each for each in merged if _options(each) == _options(group)), None)
+        if alike is None:
+            merged.append({**group, "params": list(group["params"])})
         else:
-            merged.append(group)
+            alike["params"] += group["params"]
     return merged
 
 
