@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ from flatout.tuner.treatment import Dose
 from flatout.tuner.verdict import Gain, JobGain
 
 NO_TIME = "no time was left for it"
+NO_TIME_TO_VERIFY = "no time was left to verify its numbers"
 
 Answer = Literal["kept", "no gain", "wrong numbers", "failed", "undecided", "not tried", "dropped again"]
 
@@ -50,8 +52,26 @@ class Tuning:
     job: JobGain | None = None  # of all that was kept, with what it costs at the start
 
     def why_nothing(self) -> str:
-        """The answer where nothing was kept."""
-        untried = sum(each.reason == NO_TIME for each in self.tried)
-        if not untried:
-            return "No treatment that was tried gains: the script is as fast as these treatments can make it."
-        return f"Nothing is proven: there was no time for {untried} of {len(self.tried)} treatments."
+        """Return the answer where nothing was kept."""
+        untried = sum(each.reason in (NO_TIME, NO_TIME_TO_VERIFY) for each in self.tried)
+        if untried:
+            return (
+                f"Nothing is proven: there was no time for {untried} of {len(self.tried)} treatments."
+                " Give it more --minutes, or try one of them with --only."
+            )
+        num: Counter[str] = Counter(each.answer for each in self.tried)
+        open_ones = [
+            f"{num[answer]} {words}"
+            for answer, words in (
+                ("undecided", "undecided"),
+                ("wrong numbers", "with other numbers"),
+                ("failed", "failed"),
+            )
+            if num[answer]
+        ]
+        if open_ones:
+            return (
+                f"Nothing is proven: of {len(self.tried)} treatments {', '.join(open_ones)}; see why above."
+                + (" A calmer machine shows smaller gains." if num["undecided"] else "")
+            )
+        return "No treatment that was tried gains: the script is as fast as these treatments can make it."

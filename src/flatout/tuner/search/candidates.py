@@ -63,16 +63,20 @@ def find_patches(
 def by_ceiling(
     candidates: Sequence[Candidate], *, in_run: Mapping[str, Gain], ceilings: Mapping[str, float]
 ) -> list[Candidate]:
-    """Sort by what may be gained: as blocks of one run showed, or else by the ceilings of rules."""
+    """Sort by what may be gained: as blocks of one run showed, or else by the ceilings of rules.
 
-    def rank(candidate: Candidate) -> tuple[float, int]:
+    Among equals, treatments that suit any job go last.
+    """
+
+    def rank(candidate: Candidate) -> tuple[float, bool, int]:
         treatment, values = candidate
         labels = [str(Dose(name=treatment.name, value=value)) for value in values]
         shown = [in_run[label].ratio for label in labels if label in in_run]
         known = shown or [ceilings.get(rule, 1.0) for rule in treatment.rules]
         if shown and max(shown) < LEAST_GAIN:  # last: others may hold it up
             known = [0.0]
-        return -max(known, default=1.0), ("exact", "reordered", "lossy").index(treatment.safety)
+        class_ = ("exact", "reordered", "lossy").index(treatment.safety)
+        return -max(known, default=1.0), treatment.suits_any, class_
 
     return sorted(candidates, key=rank)
 

@@ -19,7 +19,7 @@ from flatout.tuner.numbers import regroups
 from flatout.tuner.search.plan import seconds_for
 from flatout.tuner.treatment import Dose, treatment_of
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.trial.switched import FEWEST_ROUNDS
+from flatout.tuner.trial.switched import FEWEST_ROUNDS, LEAST_GAIN
 from flatout.tuner.trials import Trials, Unit, hint_of, pair_of
 from flatout.tuner.verdict import FEWEST_PAIRS, MOST_PAIRS, Gain
 
@@ -86,9 +86,13 @@ class Times:
                 raise CannotBeTimed(reason)
             pairs.append((plain, treated))
             gain = verdict.gain_of(pairs)
-            is_over = len(pairs) >= FEWEST_PAIRS and time.monotonic() > self._ends_s
+            is_over = len(pairs) >= FEWEST_PAIRS and self._asks_too_much(gain)
             if gain.is_settled or is_over or len(pairs) >= MOST_PAIRS:
                 return gain
+
+    def _asks_too_much(self, gain: Gain) -> bool:
+        """Whether the time is up, or is better spent on others than on what seems to gain nothing."""
+        return time.monotonic() > self._ends_s or (self._within_s < math.inf and gain.ratio < LEAST_GAIN)
 
     def _run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
         began_s = time.monotonic()

@@ -25,7 +25,7 @@ from flatout.measure.evidence import Evidence
 from flatout.tuner import verdict
 from flatout.tuner.numbers import Numbers
 from flatout.tuner.results.kept import keep, keep_patches
-from flatout.tuner.results.outcome import NO_TIME, Answer, Tried, Tuning
+from flatout.tuner.results.outcome import NO_TIME, NO_TIME_TO_VERIFY, Answer, Tried, Tuning
 from flatout.tuner.results.prescription import Kept, Prescription, Proof
 from flatout.tuner.search.candidates import (
     Candidate,
@@ -168,7 +168,7 @@ class Tuner:
             self._later = candidates[number:]
             self._place = f"{number + 1} of {len(candidates)} · "
             if self._is_late():
-                self._note(treatment, values[0], "not tried", NO_TIME)
+                self._note_late(treatment, values)
                 continue
             for later, doses in candidates[number:]:
                 self._expect(later, doses)
@@ -247,6 +247,18 @@ class Tuner:
             return gain
         self._note_gain(treatment, dose, gain)
         return None
+
+    def _note_late(self, treatment: Treatment, values: Sequence[Value]) -> None:
+        """Tell what blocks of one run have shown already, where there is no time for more."""
+        doses = [Dose(name=treatment.name, value=value) for value in values]
+        shown = [(dose, self.times.in_run[str(dose)]) for dose in doses if str(dose) in self.times.in_run]
+        for dose, gain in shown:
+            if gain.is_kept:
+                self._note(treatment, dose.value, "not tried", NO_TIME_TO_VERIFY, gain)
+            else:
+                self._note_gain(treatment, dose, gain)
+        if not shown:
+            self._note(treatment, values[0], "not tried", NO_TIME)
 
     def _note_gain(self, treatment: Treatment, dose: Dose, gain: Gain) -> None:
         if gain.is_none:

@@ -51,6 +51,8 @@ def test_what_was_shown_goes_before_ceilings_and_what_showed_nothing_last() -> N
     }
     order = [each.name for each, _ in by_ceiling(found, in_run=shown, ceilings={"loader-bound": 1.2})]
     assert order == ["threads", "loader-workers", "channels-last", "garbage-every"]
+    order = [each.name for each, _ in by_ceiling(found, in_run={}, ceilings={})]
+    assert order == ["loader-workers", "channels-last", "garbage-every", "threads"]  # the last suit any job
     assert [str(dose) for dose in switchable(found)] == ["garbage-every 100", "threads 1"]
 
 

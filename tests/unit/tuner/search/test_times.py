@@ -64,3 +64,13 @@ def test_few_pairs_are_run_when_time_is_short(tmp_path: Path) -> None:
     assert len(late.job_against_itself()) == len(late.pairs[NOISE]) == 2
     assert len(early.job_against_itself()) == FEWEST_PAIRS
     assert late.is_late(is_any_kept=False) and not early.is_late(is_any_kept=True)
+
+
+def test_what_seems_to_gain_nothing_gets_no_more_than_its_share_of_a_short_time(tmp_path: Path) -> None:
+    noisy = iter([0.1, 0.09, 0.1, 0.12, 0.1, 0.13] * 4)  # no gain, and too noisy to be sure
+
+    def result(names: set[str]) -> TrialResult:
+        return trial(next(noisy))
+
+    assert times(tmp_path, result, within_s=1e6).gain([], [], label="x").num_pairs == FEWEST_PAIRS
+    assert times(tmp_path, result).gain([], [], label="x").num_pairs == MOST_PAIRS

@@ -185,8 +185,14 @@ def test_nothing_is_tried_when_the_time_is_up(tmp_path: Path) -> None:
     def result(names: set[str]) -> TrialResult:
         return trial(0.05 if "threads 1" in names else 0.1)
 
-    done = tuned(tmp_path, result, only=["threads", "garbage-every"], within_s=0.0)
-    assert {each.answer for each in done.tried} == {"not tried"} and done.total is None
+    done = tuned(tmp_path, result, only=["threads=1", "garbage-every", "loader-workers=2"], within_s=0.0)
+    shown = {str(each): (each.answer, each.reason) for each in done.tried}  # of which one run tells two
+    assert shown == {
+        "threads 1": ("not tried", "no time was left to verify its numbers"),
+        "loader-workers 2": ("not tried", "no time was left for it"),
+        "garbage-every 100": ("no gain", "it gains less than 3 %"),
+    }
+    assert done.total is None
     assert done.noise.num_pairs == 2 and "there was no time" in done.why_nothing()
     assert answers(tuned(tmp_path, result, only=["threads=1"], within_s=1e6)) == {"threads 1": "kept"}
 

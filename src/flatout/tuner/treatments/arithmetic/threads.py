@@ -27,4 +27,5 @@ TREATMENT = Treatment(
     "let an operator on the CPU use this many threads",
     safety="reordered",
     switch=reversible(install),
+    suits_any=True,
 )

@@ -76,4 +76,5 @@ TREATMENT = Treatment(
     "collect garbage every so many steps, between steps",
     safety="exact",
     switch=_Switch,
+    suits_any=True,
 )
