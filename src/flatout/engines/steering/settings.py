@@ -21,6 +21,10 @@ from flatout.ground.errors import BadInput
 from flatout.ground.runs import home_folder
 from flatout.ground.units import read_bytes
 
+Turn = Literal["project-out", "clamp", "norm-preserving"]  # what depends on the hidden state
+Mode = Literal["add"] | Turn
+Where = Literal["last-and-generated", "all", "generated"]  # the tokens that are steered
+
 VERB = "steer search"
 METHODS = ("mean-difference", "pca", "logistic", "lda", "random")  # those of `vectors.methods`, without torch
 # They say where a search runs, how long it lasts and what it tells: no trial means anything else.
@@ -44,9 +48,9 @@ class SearchSettings:
     position: str = "last"  # the token that stands for a text: last, mean, an index, or a span 3:8
     shares: tuple[float, ...] = (0.5, 0.25, 0.25)  # of the questions: to fit, to search, to test
     strength: tuple[float, ...] = (0.0, 0.5)  # lowest and highest, in mean residual norms of the layer
-    where: tuple[Literal["last-and-generated", "all", "generated"], ...] = ("last-and-generated",)
+    where: tuple[Where, ...] = ("last-and-generated",)
     # Vectors are added, taken out, or set to a given component, or states turned at their own length.
-    modes: tuple[Literal["add", "project-out", "clamp", "norm-preserving"], ...] = ("add",)
+    modes: tuple[Mode, ...] = ("add",)
     spans: tuple[int, ...] = (1,)  # numbers of layers that a trial steers at once
     sampler: Literal["tpe", "random", "grid", "cmaes"] = "tpe"  # that proposes trials
     toward: Literal["positive", "negative"] = "positive"  # the answer that is to become likelier

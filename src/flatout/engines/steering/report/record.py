@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from flatout.engines.steering.settings import Mode, Where
 from flatout.ground.documents import DocumentKind, read_document, write_document
 
 STUDY = DocumentKind(
@@ -45,19 +46,15 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrialRecord:
-    """One configuration, and its mean score over the questions it was asked; None where it has none."""
+class Trial:
+    """One configuration; `number` is Optuna's."""
 
     number: int
     layer: int
     method: str
     strength: float
-    where: str
-    state: State
-    score: float | None = None
-    num_questions: int | None = None
-    perplexity_ratio: float | None = None  # of neutral text, steered over unsteered; known of a few
-    mode: str = "add"
+    where: Where
+    mode: Mode = "add"
     span: int = 1  # layers that are steered at once, from `layer` on
 
     def describe(self) -> str:
@@ -66,6 +63,16 @@ class TrialRecord:
         after = "" if self.span == 1 else f" and the {self.span - 1} after it"
         what = f"{self.method}, {mode}strength {self.strength:+.3g}"
         return f"layer {self.layer}{after}, {what}, {self.where}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrialRecord(Trial):
+    """A trial and its mean score over the questions it was asked; None where it has none."""
+
+    state: State
+    score: float | None = None
+    num_questions: int | None = None
+    perplexity_ratio: float | None = None  # of neutral text, steered over unsteered; known for a few trials
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from flatout.engines.steering.questions import Question
+from flatout.engines.steering.report.record import Trial
 from flatout.engines.steering.search.finished_rows import FinishedRow
 from flatout.engines.steering.search.halving import Bracket, Halving, RungOver
-from flatout.engines.steering.search.space import Space, Trial, steering_of
+from flatout.engines.steering.search.space import Space, steering_of
 from flatout.engines.steering.search.study import SearchStudy
 from flatout.engines.steering.trials.scoring import OnScore, Score, Scorer
 from flatout.engines.steering.trials.steering import Steering

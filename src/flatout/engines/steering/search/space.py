@@ -14,24 +14,13 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from flatout.engines.steering.trials.steering import MODES, WHERE, Mode, Steering, Where
+from flatout.engines.steering.report.record import Trial
+from flatout.engines.steering.settings import Mode, Where
+from flatout.engines.steering.trials.steering import MODES, WHERE, Steering
 from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Trial:
-    """One configuration; `number` is Optuna's."""
-
-    number: int
-    layer: int
-    method: str
-    strength: float
-    where: Where
-    mode: Mode = "add"
-    span: int = 1  # layers that are steered at once, from `layer` on
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from flatout.engines.steering.report.record import State, TrialRecord
+from flatout.engines.steering.report.record import State, Trial, TrialRecord
 from flatout.engines.steering.search.finished_rows import RowLog
-from flatout.engines.steering.search.space import Space, Trial, read_trial
+from flatout.engines.steering.search.space import Space, read_trial
 from flatout.engines.steering.search.storage import create_study
 from flatout.ground.codec import fields_of
 from flatout.ground.errors import BadInput, import_extra

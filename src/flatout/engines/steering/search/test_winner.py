@@ -34,11 +34,12 @@ from flatout.engines.steering.report.record import (
     Interval,
     Retest,
     StudyRecord,
+    Trial,
     TrialRecord,
 )
 from flatout.engines.steering.search.halved_search import Event, HalvedSearch
 from flatout.engines.steering.search.search_worker import SearchWorker
-from flatout.engines.steering.search.space import Trial, steering_of
+from flatout.engines.steering.search.space import steering_of
 from flatout.engines.steering.trials.scoring import continue_prompts
 from flatout.engines.steering.trials.trial_engine import TrialEngine
 from flatout.ground.errors import BadInput
@@ -199,9 +200,7 @@ def check_harm(
     checked = []
     for record in trials:
         if record.number in chosen:
-            names = ("number", "layer", "method", "strength", "where", "mode", "span")
-            trial = Trial(**{name: getattr(record, name) for name in names})
-            harm = measure_harm(engine, trial, vectors, texts, plain=plain)
+            harm = measure_harm(engine, record, vectors, texts, plain=plain)
             record = dataclasses.replace(record, perplexity_ratio=None if harm is None else harm.value)
         checked.append(record)
     return tuple(checked)

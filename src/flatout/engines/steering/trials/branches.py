@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from flatout.engines.steering.trials.steering import Steering, SteeringTables, Turn, TurnTable
+from flatout.engines.steering.settings import Turn
+from flatout.engines.steering.trials.steering import Steering, SteeringTables, TurnTable
 from flatout.engines.steering.trials.trial_engine import TokenBranch
 from flatout.ground.errors import BadInput
 from flatout.multiplex.decode import forward

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.steering.blocks import blocks_of, width_of
-from flatout.engines.steering.trials.steering import Mode, Steering, TurnTable, Where
+from flatout.engines.steering.settings import Mode, Where
+from flatout.engines.steering.trials.steering import Steering, TurnTable
 from flatout.ground.errors import BadInput
 from flatout.multiplex.rows import Rows
 from flatout.multiplex.vectors import steered, with_hidden

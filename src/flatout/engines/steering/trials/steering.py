@@ -11,19 +11,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from flatout.engines.steering.settings import Mode, Turn, Where
 from flatout.ground.errors import BadInput
 
 if TYPE_CHECKING:
     from flatout.multiplex.models.decoder import Decoder
 
-Turn = Literal["project-out", "clamp", "norm-preserving"]  # what depends on the hidden state
-Mode = Literal["add"] | Turn
-Where = Literal["last-and-generated", "all", "generated"]
 MODES: tuple[Mode, ...] = ("add", "project-out", "clamp", "norm-preserving")
 WHERE: tuple[Where, ...] = ("last-and-generated", "all", "generated")
 TINY = torch.finfo(torch.float32).tiny

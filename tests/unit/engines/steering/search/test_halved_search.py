@@ -11,10 +11,11 @@ from typing import Any
 import optuna
 import pytest
 
+from flatout.engines.steering.report.record import Trial
 from flatout.engines.steering.search.finished_rows import RowLog
 from flatout.engines.steering.search.halved_search import Event, HalvedSearch
 from flatout.engines.steering.search.halving import Halving
-from flatout.engines.steering.search.space import Space, Trial
+from flatout.engines.steering.search.space import Space
 from flatout.engines.steering.search.test_winner import encode_neutral, measure_harm, retest_trial
 from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.scoring import Judged, MultipleChoice, OnScore, Row, Score

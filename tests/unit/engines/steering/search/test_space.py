@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.engines.steering.search.space import Space, Trial, make_steering, read_trial, steering_of
+from flatout.engines.steering.report.record import Trial
+from flatout.engines.steering.search.space import Space, make_steering, read_trial, steering_of
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
 from flatout.ground.errors import BadInput
 

@@ -11,11 +11,10 @@ import pytest
 import torch
 
 from flatout.engines.steering.load_model import LoadedModel, load_model
-from flatout.engines.steering.report.record import FEWEST, TrialRecord
+from flatout.engines.steering.report.record import FEWEST, Trial, TrialRecord
 from flatout.engines.steering.search import test_winner as winner_module
 from flatout.engines.steering.search.run_search import split_of
 from flatout.engines.steering.search.search_worker import SearchWorker
-from flatout.engines.steering.search.space import Trial
 from flatout.engines.steering.search.test_winner import (
     check_harm,
     compare_pairs,

@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flatout.engines.steering.settings import Where
 from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.steered_model import steered_model
-from flatout.engines.steering.trials.steering import MODES, WHERE, Steering, Where
+from flatout.engines.steering.trials.steering import MODES, WHERE, Steering
 from flatout.engines.steering.trials.trial_engine import AnswerPair, ChoiceRow, TextRow
 from flatout.ground.errors import BadInput
 from flatout.multiplex.models.families import read_decoder

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from flatout.engines.steering.questions import Question, question_of
-from flatout.engines.steering.search.space import Trial, steering_of
+from flatout.engines.steering.report.record import Trial
+from flatout.engines.steering.search.space import steering_of
 from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.scoring import (
     Judged,

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from flatout.engines.steering.blocks import blocks_of
+from flatout.engines.steering.settings import Mode, Where
 from flatout.engines.steering.trials.steered_model import steered_model
-from flatout.engines.steering.trials.steering import MODES, WHERE, Mode, Steering, Where
+from flatout.engines.steering.trials.steering import MODES, WHERE, Steering
 from flatout.ground.errors import BadInput
 from tests.support.multiplex import FAMILIES, prompts_of, reference_tokens, shared_model
 

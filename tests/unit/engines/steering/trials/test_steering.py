@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.engines.steering.trials.steering import Steering, SteeringTables, Turn, turn
+from flatout.engines.steering.settings import Turn
+from flatout.engines.steering.trials.steering import Steering, SteeringTables, turn
 from flatout.ground.errors import BadInput
 from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import shared_model
