@@ -41,16 +41,6 @@ _MOST_LINES = 8
 _MOST_HOLDERS = 8
 _MOST_LARGE, _LEAST_LARGE = 8, 1 << 20  # tensors, and their bytes
 _DTYPES = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
-# What a flop formula may raise for arguments it was not written for.
-_FORMULA_ERRORS = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
 
 
 class _Birth(weakref.ref[Any]):
@@ -172,17 +162,13 @@ class MemoryRecorder:
         self._live_bytes -= birth.num_bytes
         self._births.pop(birth.key, None)
 
-    def computed(self, formula: Any, args: Any, kwargs: Any, result: Any) -> None:
-        """Count the operations of an operator with a known formula."""
+    def computed(self, flops: float, result: Any) -> None:
+        """Count the operations of one operator."""
         import torch
 
         results = result if isinstance(result, (tuple, list)) else (result,)
         # an unwanted gradient is None, and attention kernels return numbers beside tensors
         types = [each.dtype for each in results if isinstance(each, torch.Tensor)]
-        try:
-            flops = float(formula(*args, **kwargs, out_val=result))
-        except _FORMULA_ERRORS:
-            return
         if not types:
             return
         name = str(types[0]).removeprefix("torch.")
@@ -330,7 +316,8 @@ def _order_number() -> int:
 def _tracking_mode(recorder: MemoryRecorder) -> Any:
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
-    from torch.utils.flop_counter import flop_registry
+
+    from flatout.measure.device.flops import flops_of
 
     makes_storage: dict[Any, bool] = {}
     are_views: dict[Any, bool] = {}
@@ -346,9 +333,9 @@ def _tracking_mode(recorder: MemoryRecorder) -> Any:
         return fresh
 
     def note(func: Any, args: Any, kwargs: Any, result: Any, frame: FrameType | None) -> None:
-        formula = flop_registry.get(getattr(func, "_overloadpacket", func))
-        if formula is not None:
-            recorder.computed(formula, args, kwargs, result)
+        flops = flops_of(func, args, kwargs, result)
+        if flops is not None:
+            recorder.computed(flops, result)
         fresh = makes_storage.get(func)
         fresh = fresh if fresh is not None else judge(func)
         results = result if isinstance(result, (tuple, list)) else (result,)

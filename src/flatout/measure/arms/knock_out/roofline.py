@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
+
+from flatout.measure.device.flops import flops_of
 
 PRODUCT_SIZE = {"cpu": 384, "cuda": 4096}
 COPY_BYTES = {"cpu": 1 << 24, "cuda": 1 << 27}
@@ -30,9 +31,7 @@ class FlopCount(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
-        count = flop_registry.get(getattr(function, "_overloadpacket", None))
-        if count is not None:
-            self.flops += float(count(*args, **(kwargs or {}), out_val=result))
+        self.flops += flops_of(function, args, kwargs or {}, result) or 0.0
         return result
 
 
