@@ -258,6 +258,7 @@ def _share_of_looks(evidence: Evidence, line: CodeLine, shares: dict[str, float]
     if stacks is None or sum(stacks.samples_by_phase.values()) < FEWEST_LOOKS:
         return None
     held = [path for path in stacks.paths if path.places and path.places[-1].at == here]
+    held = [path for path in held if not _asks_for_gradients(path)]
     parts = (
         path.samples / stacks.samples_by_phase[path.phase] * shares.get(path.phase, 0.0)
         for path in held
@@ -273,10 +274,16 @@ def _share_of_block(evidence: Evidence, line: CodeLine) -> float | None:
         return None
     in_block = [path for path in stacks.paths if any(holds(found, place) for place in path.places)]
     at_line = [path for path in in_block if line.place.at in (each.at for each in path.places)]
+    at_line = [path for path in at_line if not _asks_for_gradients(path)]
     looks = sum(path.samples for path in in_block)
     if looks < FEWEST_SAMPLES:
         return None
     return min(1 - 1 / found.speedup, MOST) * sum(path.samples for path in at_line) / looks
+
+
+def _asks_for_gradients(path: StackPath) -> bool:
+    """Whether the innermost line waits for a backward pass, which is no call that a rule counts."""
+    return path.library == "torch/autograd"
 
 
 def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:

@@ -134,6 +134,20 @@ def test_where_no_call_was_timed_the_looks_at_the_stack_give_the_share(made):
     assert line_share(made.evidence(sites=(site,)), line) is None
 
 
+def test_a_backward_pass_that_a_line_asks_for_is_not_the_time_of_its_rows(made):
+    """`torch.autograd.grad(f[:, i].sum(), z)[0][:, i]` indexes rows and waits for gradients."""
+    site = made.site("row", host_s=None)
+    gradients = StackPath(phase="backward", places=(site.place,), samples=190, library="torch/autograd")
+    rows = StackPath(phase="forward", places=(site.place,), samples=10)
+    stacks = Stacks(num_steps=4, samples_by_phase={"forward": 10, "backward": 190}, paths=(gradients, rows))
+    (line,) = lines_of([site])
+    assert line_share(made.evidence(sites=(site,), stacks=stacks), line) == pytest.approx(0.4)
+    without = made.counterfactual("knock-out", 2.0, line=29, last_line=31)
+    mostly = dataclasses.replace(stacks, samples_by_phase={"forward": 100, "backward": 190})
+    measured = made.evidence(sites=(site,), stacks=mostly, counterfactuals=(without,))
+    assert line_share(measured, line) == pytest.approx(max(0.1 * 0.4, 0.5 * 10 / 200))
+
+
 def test_a_step_in_which_the_thread_lost_its_core_is_not_the_lines(made):
     steps_s = (1e-4, 1e-4, 1e-4, 1e-2, 1e-4, 1e-4, 1e-4, 1e-4)
     mean_s = sum(steps_s) / len(steps_s)
