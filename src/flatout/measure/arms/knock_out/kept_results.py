@@ -259,7 +259,9 @@ def _tensor(held: _Held, values: Sequence[Any]) -> Any:
 
     inputs = list(tensors_in(values))
     if held.input is not None and held.input < len(inputs):
-        return inputs[held.input]
+        given = inputs[held.input]
+        if given.requires_grad or not held.requires_grad:  # else the block wrote into it what has gradients
+            return given
     if not held.requires_grad or not torch.is_grad_enabled():
         return held.tensor.detach()
     tied = attached(held.tensor, inputs)

@@ -75,6 +75,27 @@ def test_inputs_of_another_shape_run_the_block_and_are_known_from_then_on() -> N
     assert call(kept, torch.zeros(3), lambda x: pytest.fail("known")).shape == (3,)
 
 
+def test_a_tensor_that_the_block_writes_into_has_gradients_from_then_on() -> None:
+    """`out = zeros(...); out[mask] = layer(x)`: what follows takes the gradient of `out`."""
+    kept, x = results(results=("out",), inputs=("out", "x")), torch.ones(2, requires_grad=True)
+
+    def step() -> Any:
+        out = torch.zeros(3)
+        if kept.is_free():
+            (out,) = kept.give()
+        else:
+            out[:2] = 3 * x
+            kept.note()
+        return out
+
+    expected = step().detach()
+    next_step(kept)
+    given = step()
+    assert given.tolist() == expected.tolist()
+    given.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [0, 0]
+
+
 def test_gradients_of_zero_flow_on_to_the_inputs_and_none_inside() -> None:
     kept, weight = results(), torch.ones(2, requires_grad=True)
     source = torch.ones(2, requires_grad=True)
