@@ -7,7 +7,7 @@ in the loop, not the model's own lines below it.  Time in which another program 
 
 A diagnosis sees a minute of a job that may take days.  Time that recurs is spread over the steps in which it
 was seen, or over the epoch if it comes with each; time paid once (set-up, compilation) or seen a single time
-is not spread.
+is not spread.  Many loops evaluate at their first step, so evaluations count in the warm-up as well.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ COUNTED = (
     "half",
     "stacks",
 )  # arms in which a job still does everything outside the step
+WARM_UP = "warmup"
+MAY_COME_AGAIN = ("evaluation", "rollout", "checkpoint")  # kinds that count in the warm-up
 FEWEST = 4  # steps of an arm, to know what is usual
 LEAST_EPOCH_START = 1.5  # times a usual step
 LEAST_SET_UP_S = 1.0
@@ -93,6 +95,7 @@ class CauseTally:
     looks: list[Look] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     with_epoch: bool = True  # always in the first step of a training epoch
+    in_warm_up: bool = True  # always
     more_calls: bool = False
     loads: bool = False
 
@@ -125,8 +128,8 @@ def find_episodes(
     delays nothing.  Rows that hold an episode are marked: their steps are not typical.
     """
     looks = list(looks)
-    timed = [row for row in rows if row.arm not in ("warmup", *INSTRUMENTS) or row.arm in COUNTED]
-    num_steps = sum(row.arm in COUNTED for row in timed)
+    timed = [row for row in rows if row.arm not in INSTRUMENTS or row.arm in COUNTED]
+    num_steps = sum(row.arm in (*COUNTED, WARM_UP) for row in timed)
     for row in timed:  # more is known than at the last call
         row.apart = False
     long = list(_long_steps(timed, seconds or {}))
@@ -143,12 +146,14 @@ def find_episodes(
         typical = _Typical(usual, stacks, loops)
         for step in long:
             step.looks = lined_up.within(step.row)
-        tallies = _tally(long, typical)
-        found = [
-            _episode(cause, tally, num_steps, steps_per_epoch, has_loader=has_loader)
+        # a line is unusual only beside those of usual steps
+        tallies = _tally(long, typical) if usual or stacks is not None else {}
+        episodes = [
+            (_episode(cause, tally, num_steps, steps_per_epoch, has_loader=has_loader), tally)
             for cause, tally in tallies.items()
             if tally.steps
         ]
+        found = [each for each, tally in episodes if not tally.in_warm_up or each.kind in MAY_COME_AGAIN]
     found.sort(key=lambda episode: -(episode.per_step_s or 0.0))
     set_up = _set_up(rows, looks, started_at_s)
     return (*found[:MOST_EPISODES], *([set_up] if set_up is not None else []))
@@ -169,13 +174,17 @@ def _long_steps(rows: Sequence[StepRow], seconds: Mapping[int, float]) -> Iterat
     starts_count = sum(row.epoch_start for row in rows) * 2 > len(rows)
     for arm in dict.fromkeys(row.arm for row in rows):
         of_arm = [row for row in rows if row.arm == arm]
-        if len(of_arm) < FEWEST:
+        warms_up = arm == WARM_UP
+        too_few = warms_up or (arm == "real" and len(of_arm) < FEWEST)
+        alike = [row for row in rows if row.arm in (WARM_UP, "real")] if too_few else of_arm
+        if len(alike) < FEWEST:
             continue
-        usual_s = median(map(took_s, of_arm))
-        usual_work_s = median(map(work_s, of_arm))
-        usual_calls = median(row.num_forwards for row in of_arm)
+        usual_s = median(map(took_s, alike))
+        usual_work_s = median(map(work_s, alike))
+        usual_calls = median(row.num_forwards for row in alike)
         for row in of_arm:
-            begins = row.epoch_start and not starts_count and took_s(row) > LEAST_EPOCH_START * usual_s
+            begins = row.epoch_start and not (starts_count or warms_up)
+            begins = begins and took_s(row) > LEAST_EPOCH_START * usual_s
             if begins or work_s(row) > OUTLIER_FACTOR * usual_work_s > 0:
                 yield LongStep(row, took_s(row), took_s(row) - usual_s, row.num_forwards > usual_calls)
 
@@ -264,7 +273,7 @@ def _tally(long: list[LongStep], typical: _Typical) -> dict[Cause, CauseTally]:
         fits = min(1.0, step.excess_s / held) if held > 0 else 0.0
         main = max(parts, key=parts.__getitem__, default=None)
         for cause, part in parts.items():
-            tally, counts = tallies[cause], step.row.arm in COUNTED
+            tally, counts = tallies[cause], step.row.arm in (*COUNTED, WARM_UP)
             tally.seconds += part * step.took_s * fits if counts else 0.0
             if own is None and cause != main:
                 continue  # one of several that it may hold, and not the likeliest
@@ -272,6 +281,7 @@ def _tally(long: list[LongStep], typical: _Typical) -> dict[Cause, CauseTally]:
             if counts:
                 tally.steps.add(step.row.index)
                 tally.with_epoch &= step.row.begins_epoch
+                tally.in_warm_up &= step.row.arm == WARM_UP
                 tally.more_calls |= step.more_calls
     return tallies
 
@@ -321,7 +331,7 @@ def _kind(cause: Cause, tally: CauseTally, *, has_loader: bool) -> EpisodeKind:
     if SAVES.search(names):
         return "checkpoint"
     calls_model = tally.more_calls or any(look.in_model for look in tally.looks)
-    if ROLLS_OUT.search(names) or (calls_model and not has_loader):
+    if calls_model and (ROLLS_OUT.search(names) or not has_loader):
         return "rollout"
     if calls_model:
         return "evaluation" if tally.loads else "other"
@@ -340,10 +350,10 @@ def _set_up(rows: Sequence[StepRow], looks: Sequence[Look], started_at_s: float)
     before = [look for look in looks if look.time_s <= first_s and look.places]
     if first_s - started_at_s < LEAST_SET_UP_S or not before:
         return None
-    place, function = heaviest(before)
+    places, function = heaviest(before)
     return Episode(
         kind="set-up",
-        place=place,
+        place=places[-1],
         function=function,
         seconds=first_s - started_at_s,
         times=1,
@@ -353,8 +363,11 @@ def _set_up(rows: Sequence[StepRow], looks: Sequence[Look], started_at_s: float)
     )
 
 
-def heaviest(looks: Sequence[Look]) -> tuple[Place, str | None]:
-    """Return the innermost line that holds at least half of the samples, and what it calls."""
+def heaviest(looks: Sequence[Look]) -> tuple[tuple[Place, ...], str | None]:
+    """Return the lines that at least half of the samples have in common, outermost first, and what they call.
+
+    The outermost line that holds the most samples stands alone where it holds fewer than half.
+    """
     depth, among = 0, list(looks)
     while True:
         at = Counter(look.places[depth] for look in among if len(look.places) > depth)
@@ -366,5 +379,4 @@ def heaviest(looks: Sequence[Look]) -> tuple[Place, str | None]:
     inner = Counter(
         look.places[depth].function if len(look.places) > depth else look.callee for look in among
     )
-    place = among[0].places[max(0, depth - 1)]
-    return place, inner.most_common(1)[0][0]
+    return among[0].places[: max(1, depth)], inner.most_common(1)[0][0]

@@ -119,6 +119,39 @@ def test_steps_that_hold_an_episode_are_marked_in_every_arm() -> None:
     assert [row.apart for row in run.rows] == [row.num_forwards > 1 for row in run.rows]
 
 
+@pytest.mark.parametrize(("function", "num"), [("evaluate", 1), ("make_cache", 0)])
+def test_an_evaluation_in_the_first_step_is_found_and_what_is_paid_once_is_not(
+    function: str, num: int
+) -> None:
+    run = Run()
+    start_s, _ = run.step(0.4 + STEP_S, arm="warmup")
+    for number in range(10):
+        run.look(MAIN, CALLS, replace(INSIDE, function=function), at_s=start_s + 1e-3 + 0.04 * number)
+    run.step(arm="warmup")
+    run.steps(2)
+    found = run.episodes()
+    assert len(found) == num
+    for episode in found:
+        assert (episode.kind, episode.place, episode.times, episode.num_steps) == ("evaluation", CALLS, 1, 4)
+        assert episode.seconds == pytest.approx(0.4) and episode.per_step_s is None
+
+
+def test_where_no_usual_step_was_looked_at_no_line_is_unusual() -> None:
+    run = evaluated(10, 3)
+    run.looks = [look for look in run.looks if CALLS in look.places]
+    assert run.episodes() == ()
+
+
+def test_steps_of_a_warm_up_that_only_get_faster_hold_nothing_else() -> None:
+    run = Run()
+    for work_s in (0.4, 0.2):
+        start_s, end_s = run.step(work_s, arm="warmup", epoch_start=True)
+        while (start_s := start_s + 0.04) < end_s:
+            run.look(MAIN, STEP, at_s=start_s, in_model=True)
+    run.steps(20)
+    assert run.episodes() == ()
+
+
 def test_what_was_seen_once_is_not_spread() -> None:
     (found,) = evaluated(10, 1).episodes()
     assert (found.times, found.per_step_s) == (1, None)
@@ -244,6 +277,7 @@ def test_an_iterator_that_is_made_anew_starts_an_epoch(library: str | None, kind
     [
         ("validate", True, False, None, "evaluation"),
         ("collect", True, True, None, "rollout"),
+        ("generate_negatives", True, False, None, "other"),
         ("train", False, True, None, "rollout"),
         ("train", True, True, "loading", "evaluation"),
         ("train", True, False, None, "other"),
@@ -276,4 +310,5 @@ def test_set_up_is_paid_once_and_named_by_its_heaviest_line() -> None:
 
 def test_no_line_below_holds_half_of_the_looks() -> None:
     looks = [Look(0.0, 0.1, (MAIN, place), None, None, False) for place in (STEP, CALLS, SAVES)]
-    assert heaviest(looks)[0] == MAIN
+    assert heaviest(looks)[0] == (MAIN,)
+    assert heaviest(looks[:1])[0] == (MAIN, STEP)
