@@ -39,5 +39,5 @@ def flops_of(operator: Any, args: Any, kwargs: Any, result: Any) -> float | None
 def _stored_share(argument: Any) -> float:
     if not isinstance(argument, torch.Tensor) or argument.layout is torch.strided:
         return 1.0
-    values = argument._values() if argument.layout is torch.sparse_coo else argument.values()  # type: ignore[operator]
+    values = argument._values() if argument.layout is torch.sparse_coo else argument.values()
     return values.numel() / max(1, argument.numel())

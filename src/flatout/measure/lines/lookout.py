@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -50,8 +50,10 @@ class Look(NamedTuple):
 class Lookout:
     """Samples the training thread from `start` to `stop`."""
 
-    def __init__(self, clock: Clock, user_code: UserCode) -> None:
-        self._clock, self._user_code = clock, user_code
+    def __init__(
+        self, clock: Clock, user_code: UserCode, *, on_look: Callable[[], None] = lambda: None
+    ) -> None:
+        self._clock, self._user_code, self._on_look = clock, user_code, on_look
         self.started_at_s = now()
         self.looks: list[Look] = []
         self._interval_s = INTERVAL_S
@@ -91,6 +93,7 @@ class Lookout:
                 before_s = time_s
                 if len(self.looks) >= MOST_LOOKS:
                     self._thin_out()
+                self._on_look()
             except Exception:  # noqa: BLE001 - ours; the job goes on without this instrument
                 return
 

@@ -36,7 +36,14 @@ from flatout.ground.torchrun import read_launch
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from flatout.measure.run.child import MODULE
-from flatout.measure.run.lineage import ARM_FAILED, END, FAILED_ARM, NOT_WRITTEN, adopt_orphans
+from flatout.measure.run.lineage import (
+    ARM_FAILED,
+    END,
+    FAILED_ARM,
+    NOT_WRITTEN,
+    UNFINISHED,
+    adopt_orphans,
+)
 from flatout.measure.run.ranks import agreement
 from flatout.measure.run.ranks.exchange import Exchange
 
@@ -320,6 +327,12 @@ def _check_ending(evidence: Evidence, end: _End, path: Path, name: str) -> None:
     if not num and job.exit_code:
         words = f": {job.error}" if job.error else ""
         raise ScriptFailed(f"{name} ended with exit code {job.exit_code} {when}{words}", hint=ITS_WORDS)
+    unfinished = next((reason for reason in evidence.missing if reason.startswith(UNFINISHED)), None)
+    if not num and unfinished is not None:
+        raise NothingMeasured(
+            f"{name}: the time was up before a step was measured; {unfinished}",
+            hint="try a larger --seconds, or run less of it",
+        )
     if not num:
         hint = "no optimizer, backward or repeated model call was seen; flatout.step() can mark steps"
         unwatched = next(

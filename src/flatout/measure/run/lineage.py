@@ -20,6 +20,7 @@ import sys
 ARM_FAILED = 75  # the script raised or hung under an arm: run it again without that arm
 NOT_WRITTEN = 74  # the evidence could not be written
 FAILED_ARM = "arm failed: "  # begins the progress line that names the arm
+UNFINISHED = "the step under way"  # begins what the evidence says of a step that was cut short
 
 END = getattr(signal, "SIGRTMAX", signal.SIGTERM)  # asks the observed process to save what it knows and end
 SET_PARENT_DEATH_SIGNAL = 1

@@ -6,6 +6,7 @@ It lives in the job's process and acts only when steps end, on the training thre
 from __future__ import annotations
 
 import os
+import statistics
 import sys
 import time
 import weakref
@@ -13,12 +14,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flatout.ground.units import show_seconds
 from flatout.measure.arms.arm import REAL, Arm, ArmContext, Propose, Same
 from flatout.measure.arms.batches import kept_batches
 from flatout.measure.arms.batches.batch_statements import BatchStatements
 from flatout.measure.arms.knock_out.leave_out import LeaveOut
 from flatout.measure.arms.proposers import PROPOSERS
-from flatout.measure.clock import Clock, DeviceMarks, ident, phases_s
+from flatout.measure.clock import Clock, DeviceMarks, ident, now, phases_s
 from flatout.measure.evidence import INSTRUMENTS, ArmNotRun, Counterfactual, Place
 from flatout.measure.lines.lookout import Lookout
 from flatout.measure.loading.loaders import LoaderWatch
@@ -27,6 +29,8 @@ from flatout.measure.patches import Patches
 from flatout.measure.phases import install_phases, install_transfers, narrow_modules
 from flatout.measure.process.watch import ProcessWatch
 from flatout.measure.run import steps
+from flatout.measure.run.episodes import heaviest
+from flatout.measure.run.lineage import UNFINISHED
 from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks import unsynchronised
 from flatout.measure.run.ranks.agreement import Agreement, group_store
@@ -50,6 +54,8 @@ from flatout.measure.run.watchdog import Watchdog
 from flatout.measure.statistics import compare
 from flatout.measure.user_code import UserCode, framework_around
 
+OVERDUE_S, OVERDUE = 20.0, 3  # a step after the deadline: at least these seconds, and this multiple of others
+MOST_SHOWN = 4  # lines of a step that was cut short, outermost first
 HANGS_S, HANGS = 8.0, 5  # a block of an arm: at least these seconds, and this multiple of a real block's time
 FEWEST_WARM_UP = 2  # steps, if the time is up before the job is warm
 KEPT_STEPS = 8  # of a real block, to be served again in counterfactual blocks
@@ -80,11 +86,12 @@ class Observer:
         on_progress: Callable[[str], None] = lambda message: None,
         on_block_end: Callable[[], None] = lambda: None,
         on_stuck: Callable[[Arm], None] = lambda arm: None,
+        on_overdue: Callable[[], None] = lambda: None,
         make_warm_up: Callable[[], WarmUp] = WarmUp,
     ) -> None:
         self.options = options
         self.on_finished, self.on_progress, self.on_block_end = on_finished, on_progress, on_block_end
-        self.on_stuck, self.make_warm_up = on_stuck, make_warm_up
+        self.on_stuck, self.on_overdue, self.make_warm_up = on_stuck, on_overdue, make_warm_up
         self.patches = Patches()
         self._narrowed = Patches()
         self.outermost_types: set[type] = set()
@@ -92,7 +99,7 @@ class Observer:
         self.marks: DeviceMarks | None = None
         self.user_code = UserCode(options.folder)
         self.loaders = LoaderWatch(self.clock, self.user_code)
-        self.lookout = Lookout(self.clock, self.user_code)
+        self.lookout = Lookout(self.clock, self.user_code, on_look=self._look_at_time)
         self.anchor = Anchor()
         self.agreement = Agreement()
         self.tools = Passes(self.user_code, self.clock)
@@ -130,6 +137,7 @@ class Observer:
         self._anchor_key: Key | None = None
         self._counts = (0, 0, 0)
         self._waited_in_line_s = 0.0
+        self._step_began_s = self.clock.last
         self._narrowed.undo()
         self.loaders.begin_serving(None)
         self.loaders.keeping = False
@@ -209,6 +217,8 @@ class Observer:
             self.on_finished()
             return
         if self.anchor.outranks(key):  # an evaluation ran first: what was measured was not a training step
+            if not self.anchor.gives_way(key):
+                return
             if self.warm_up is None:
                 self._end_block(self.arm)
             self.anchor = Anchor()
@@ -242,6 +252,7 @@ class Observer:
         self._find_device()
         self.process.garbage.forget_step()
         self.clock.take()  # this work belongs to no step
+        self._step_began_s = self.clock.last
         if self.marks is not None:
             self.marks.detailed = self.position < DETAILED_STEPS
             if self.position == 0 or self.block_number != block:
@@ -253,15 +264,17 @@ class Observer:
             return False
         return self.position >= self.blocks[self.block_number].num_steps - KEPT_STEPS
 
-    def _note_row(self, totals: list[float], marks: list[tuple[int, Any]]) -> None:
+    def _note_row(
+        self, totals: list[float], marks: list[tuple[int, Any]], *, unfinished: bool = False
+    ) -> None:
         batches, forwards, backwards = self._counts
         fell_back = self._fell_back()  # in transitions too: it is asked once per step
         self.rows.append(
             StepRow(
-                index=self.anchor.counts[self._anchor_key or (0, 0)],
+                index=self.anchor.counts[self._anchor_key or (0, 0)] + unfinished,
                 arm=self.arm,
                 block=self.block_number,
-                transition=self.position == 0 or fell_back,
+                transition=self.position == 0 or fell_back or unfinished,
                 totals=totals,
                 marks=marks,
                 rows=self.loaders.rows,
@@ -356,6 +369,33 @@ class Observer:
             self.out_of_time = True
             return True
         return False
+
+    @property
+    def is_overdue(self) -> bool:
+        """Return whether the time is up in a step that takes far longer than others, such as an evaluation.
+
+        Ranks wait for the end of the step, because they must all do the same.
+        """
+        if self.seconds_left > 0 or not self.begun or self.finished or self.removed or self.agreement.shared:
+            return False
+        usual_s = statistics.median(row.host_s for row in self.rows) if self.rows else 0.0
+        return now() - self._step_began_s > max(OVERDUE_S, self.options.seconds, OVERDUE * usual_s)
+
+    def _look_at_time(self) -> None:
+        if self.is_overdue:
+            self.on_overdue()
+
+    def cut_short(self) -> None:
+        """Finish inside the step under way, and note which line holds it."""
+        self.finished = self.out_of_time = True
+        took_s = now() - self._step_began_s
+        looks = [each for each in self.lookout.looks if each.time_s > self._step_began_s and each.places]
+        lines = heaviest(looks)[0][:MOST_SHOWN] if looks else ()
+        held = f", most of it at {', in '.join(map(str, lines))}" if lines else ""
+        self.tools.missing.append(f"{UNFINISHED}: it had not ended after {show_seconds(took_s)}{held}")
+        self._leave_out(block.arm for block in self._later)
+        if self.rows:
+            self._note_row(self.clock.take(), [], unfinished=True)
 
     def settle(self) -> None:
         """Stop watching for anchors and outermost modules: warm-up has shown them."""

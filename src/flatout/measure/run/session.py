@@ -79,6 +79,7 @@ class Session:
             on_progress=self._progress,
             on_block_end=self._save_so_far,
             on_stuck=self._stuck,
+            on_overdue=self._overdue,
         )
         self.num_stops = 0
         self.interrupted = False
@@ -170,6 +171,8 @@ class Session:
 
     def _asked_to_end(self, _number: int, _frame: Any) -> None:
         """Handle a request to end, or the launcher's death; a script may have its own way to end."""
+        if self.observer.is_overdue:
+            self._cut_short()
         if is_orphan(self.options.parent):
             self._end_soon()  # nobody is left to end a script that continues
         if self.interrupted:
@@ -196,6 +199,19 @@ class Session:
             self._end_by_force()
         raise EndOfMeasurement
 
+    def _overdue(self) -> None:
+        """Ask the main thread to end inside a step; called by the thread that looks at it."""
+        if self._timer is None and not self.options.keep_running:
+            self._end_soon()
+            os.kill(self._pid, END)
+
+    def _cut_short(self) -> None:
+        self.observer.cut_short()
+        if self.observer.clock.owner == threading.main_thread().ident:
+            self._finished()
+        self.num_stops += 1
+        self._end_by_force()
+
     def _end_soon(self) -> None:
         """Give the script some time to unwind by itself."""
         if self._timer is None:
@@ -204,6 +220,9 @@ class Session:
             self._timer.start()
 
     def _end_by_force(self) -> None:
+        if self.observer.is_overdue:  # the main thread is where Python cannot raise
+            self.num_stops += 1
+            self.observer.cut_short()
         self._leave(self._save(Ending("measured", 0) if self.num_stops else Ending("interrupted", 130)))
 
     def _exit_once_saved(self, code: int) -> NoReturn:

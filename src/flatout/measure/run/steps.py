@@ -41,6 +41,7 @@ class Anchor:
         self.counts: Counter[Key] = Counter()
         self.names: dict[Key, str] = {}
         self.frozen: Key | None = None
+        self._stronger: Counter[Key] = Counter()
 
     def add(self, key: Key, name: str) -> bool:
         """Note one mark; return whether it ends a step."""
@@ -65,8 +66,16 @@ class Anchor:
         return None
 
     def outranks(self, key: Key) -> bool:
-        """Return whether a stronger mark than the frozen anchor appeared: what was measured is not a step."""
+        """Return whether a mark is stronger than the frozen anchor."""
         return self.frozen is not None and key[0] < self.frozen[0]
+
+    def gives_way(self, key: Key) -> bool:
+        """Note a stronger mark; return whether it came before: what was measured is not a step.
+
+        A single one may be the end of training: one `step` of L-BFGS can call its closure a thousand times.
+        """
+        self._stronger[key] += 1
+        return self._stronger[key] > 1
 
     def _least_frequent(self, kind: int, *, fewest: int = 1) -> Key:
         # in order of appearance

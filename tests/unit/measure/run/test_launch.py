@@ -98,6 +98,10 @@ def test_a_job_without_steps_has_nothing_to_diagnose_and_says_whether_it_failed(
     elsewhere = dataclasses.replace(bare, missing=(f"{agreement.UNWATCHED} computed for 12 s",))
     with pytest.raises(NothingMeasured, match=r"without a training step .*computed for 12 s"):
         launch._check_ending(elsewhere, ending(0), Path("e.json"), "train.py")
+    inside = "the step under way: it had not ended after 41 s, most of it at train.py:9"
+    unfinished = builders.evidence(steps=(), job=builders.job(ended="measured"), missing=(inside,))
+    with pytest.raises(NothingMeasured, match=r"the time was up before a step was measured; the step under"):
+        launch._check_ending(unfinished, ending(0), Path("e.json"), "train.py")
     usage = builders.evidence(steps=(), job=builders.job(ended="finished", exit_code=2, error="no data"))
     with pytest.raises(ScriptFailed, match=r"train\.py ended with exit code 2 before any step.*: no data"):
         launch._check_ending(usage, ending(0), Path("e.json"), "train.py")

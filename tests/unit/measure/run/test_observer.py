@@ -280,6 +280,73 @@ def test_training_after_an_evaluation_starts_the_measurement_again(observer: Obs
     assert {row.arm for row in observer.rows} == {"warmup"}
 
 
+def test_one_step_of_an_optimizer_that_holds_all_of_training_is_stepped_by_its_closure(
+    observer: Observer,
+) -> None:
+    weight = nn.Parameter(torch.linspace(-2, 2, 40))
+    optimizer = torch.optim.LBFGS([weight], max_iter=60, tolerance_grad=0, tolerance_change=0, lr=1e-3)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (weight**4).sum() + weight.cos().sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    optimizer.step(closure)
+    assert observer.anchor.name == "backward"
+    num_steps = len(observer.rows)
+    assert num_steps > 40
+    for _ in range(3):  # the next one shows that it is a step of many
+        optimizer.step(closure)
+    assert observer.anchor.name == "LBFGS.step"
+    assert 0 < len(observer.rows) <= 3
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Observer]:
+    """The time is up, and a step that takes a millisecond is overdue."""
+    monkeypatch.setattr(observer_module, "OVERDUE_S", 1e-3)
+    monkeypatch.setattr(observer_module, "OVERDUE", 0)
+    observer = Observer(ObserverOptions(folder=str(HERE.parent), seconds=0.0), on_finished=lambda: None)
+    observer.install()
+    yield observer
+    observer.remove()
+
+
+def evaluate(observer: Observer) -> None:
+    while len(observer.lookout.looks) < 5 or not observer.is_overdue:
+        sum(range(1000))  # at: evaluates
+
+
+def test_a_step_that_goes_on_after_the_time_is_cut_short_and_its_line_named(late: Observer) -> None:
+    steps(sgd(), 1)
+    evaluate(late)  # at: calls
+    late.cut_short()
+    assert late.finished and late.rows == []
+    (reason,) = (each for each in late.tools.missing if each.startswith("the step under way"))
+    assert f"{HERE.name}:{line('evaluates')}" in reason
+    assert not late.is_overdue
+
+
+def test_a_step_that_was_cut_short_is_noted_and_not_timed(late: Observer) -> None:
+    steps(sgd(), 3)
+    evaluate(late)
+    late.cut_short()
+    assert [row.transition for row in late.rows[1:]] == [False, True]
+    assert late.rows[-1].host_s > late.rows[0].host_s
+    assert len({row.index for row in late.rows}) == 3
+
+
+def test_nothing_is_overdue_before_a_step_ended_or_while_time_is_left(late: Observer) -> None:
+    evaluating = threading.Event()
+    evaluating.wait(2e-3)
+    assert not late.is_overdue
+    steps(sgd(), 1)
+    late.deadline_s += 100
+    evaluating.wait(2e-3)
+    assert not late.is_overdue
+
+
 def test_without_counterfactuals_the_training_stays_as_written() -> None:
     observer = Observer(
         ObserverOptions(folder=str(HERE.parent), counterfactuals=False), on_finished=lambda: None

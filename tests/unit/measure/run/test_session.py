@@ -96,6 +96,34 @@ def test_its_workers_are_described(ended: Diagnosed) -> None:
     assert loader.place is not None and loader.place.file == "train.py"
 
 
+@pytest.mark.parametrize("num_steps", [1, 4])
+def test_an_evaluation_that_goes_on_after_the_time_is_ended_and_named(tmp_path: Path, num_steps: int) -> None:
+    body = f"""
+    from pathlib import Path
+    from flatout.measure.run import observer
+    observer.OVERDUE_S = 0.5
+    def evaluate():
+        while True:
+            sum(range(1000))
+    try:
+        for number, (x, y) in enumerate(DataLoader(data, batch_size=16), 1):
+            train_step(x, y)
+            if number == {num_steps}:
+                evaluate()
+    finally:
+        Path("finally.txt").write_text("ran")
+    """
+    done = diagnosed(tmp_path, body, "--seconds", "1")
+    assert (tmp_path / "finally.txt").read_text() == "ran"
+    assert done.evidence.job.ended == "measured"
+    (reason,) = (each for each in done.evidence.missing if each.startswith("the step under way"))
+    assert "train.py:" in reason
+    if num_steps == 1:
+        assert done.ran.code == 2 and "the time was up before a step was measured" in done.ran.stderr
+    else:
+        assert len(done.evidence.steps) == num_steps  # the last one did not end
+
+
 def test_a_module_that_swallows_everything_is_ended_by_force(tmp_path: Path) -> None:
     """And it runs as `python -m` runs it: in its package, from the working folder."""
     package = tmp_path / "pkg"

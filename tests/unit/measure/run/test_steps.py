@@ -96,6 +96,13 @@ def test_a_stronger_mark_after_freezing_says_what_was_measured_was_no_step() -> 
     assert not anchor.outranks(MODEL)
 
 
+def test_an_anchor_gives_way_to_a_stronger_mark_that_comes_again() -> None:
+    anchor = Anchor()
+    ends(anchor, *[BACKWARD] * (PATIENCE + 1))
+    anchor.freeze()
+    assert [anchor.gives_way(key) for key in (GENERATOR, DISCRIMINATOR, GENERATOR)] == [False, False, True]
+
+
 def test_nothing_outranks_an_anchor_that_is_not_frozen() -> None:
     assert not Anchor().outranks(MARK)
 
