@@ -219,7 +219,7 @@ def study(**changes: Any) -> StudyRecord:
 def hostile_study() -> StudyRecord:
     """Every text a stranger could have written."""
     trial = TrialRecord(
-        number=0, layer=3, method=HOSTILE, strength=1e9, where=HOSTILE, state="complete", score=1e9
+        number=0, layer=3, method=HOSTILE, strength=1e9, where="all", state="complete", score=1e9
     )
     return study(
         name=HOSTILE + "x" * 300,
