@@ -64,6 +64,8 @@ class TrialPlan:
 
 def hint_of(run: TrialResult, plan: TrialPlan) -> str:
     """Say what to do about a job whose own runs cannot be judged."""
+    if "EOFError" in (run.error or ""):
+        return "trials read no input: give the script its answers as arguments or in a file"
     if run.ended in ("crashed", "killed"):
         return "try it without flatout: it must run for some dozens of steps"
     if not run.num_steps:

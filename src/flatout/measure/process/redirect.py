@@ -16,6 +16,7 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -56,10 +57,23 @@ def redirect_writes(patches: Patches, scratch: Path, *, apart: Sequence[Path] = 
         patches.replace(owner, name, _both(getattr(owner, name), mirror))
     for owner, name in ((os, "remove"), (os, "unlink"), (os, "rmdir")):
         patches.replace(owner, name, _only_ours(getattr(owner, name), mirror))
-    for owner, name in ((os, "stat"), (os, "listdir"), (os, "scandir"), (os.path, "lexists")):
-        patches.replace(owner, name, _reading(getattr(owner, name), mirror))
+    _redirect_others(patches, mirror)
     patches.replace(shutil, "rmtree", _whole_folder(shutil.rmtree, mirror))
     return mirror
+
+
+def _redirect_others(patches: Patches, mirror: Mirror) -> None:
+    """Redirect what changes, links, reads or lists files without opening them."""
+    for name in ("chmod", "chown", "utime", "truncate", "setxattr"):
+        if hasattr(os, name):
+            patches.replace(os, name, _changing(getattr(os, name), mirror))
+    for name in ("symlink", "link"):
+        patches.replace(os, name, _linking(getattr(os, name), mirror))
+    names = ("stat", "lstat", "access", "readlink", "getxattr", "listxattr")
+    for name in (name for name in names if hasattr(os, name)):
+        patches.replace(os, name, _reading(getattr(os, name), mirror))
+    patches.replace(os, "listdir", _listing(os.listdir, mirror))
+    patches.replace(os, "scandir", _scanning(os.scandir, mirror))
 
 
 def redirect_torch(patches: Patches, mirror: Mirror) -> None:
@@ -119,11 +133,73 @@ def _whole_folder(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any
 
 def _reading(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
     def read(path: Any = ".", *args: Any, **kwargs: Any) -> Any:
-        if isinstance(path, (str, bytes, os.PathLike)) and kwargs.get("dir_fd") is None:
+        is_path = isinstance(path, (str, bytes, os.PathLike)) and kwargs.get("dir_fd") is None
+        if is_path and not mirror.resolves:
             path = mirror.now(path)
         return real(path, *args, **kwargs)
 
     return read
+
+
+def _changing(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
+    def changed(path: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(path, (str, bytes, os.PathLike)) and kwargs.get("dir_fd") is None:
+            path = mirror.for_writing(path, keep=True)
+        return real(path, *args, **kwargs)
+
+    return changed
+
+
+def _linking(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
+    def linked(source: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+        there = mirror.for_writing(target, keep=False)
+        if there is not target:  # a relative source is relative to the folder of the link
+            beside = os.path.dirname(os.path.abspath(os.fsdecode(target))) if real is _symlink else ""
+            source, target = mirror.now(os.path.join(beside, os.fsdecode(source))), there
+        return real(source, target, *args, **kwargs)
+
+    return linked
+
+
+def _listing(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
+    def listed(path: Any = ".") -> Any:
+        return list(dict.fromkeys(name for folder in mirror.folders(path) for name in real(folder)))
+
+    return listed
+
+
+def _scanning(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
+    def scanned(path: Any = ".") -> Any:
+        folders = mirror.folders(path)
+        return real(folders[0]) if len(folders) == 1 else _Entries([real(folder) for folder in folders])
+
+    return scanned
+
+
+class _Entries:
+    """The entries of several folders as those of one; of two with one name the first counts."""
+
+    def __init__(self, scans: list[Any]) -> None:
+        self._scans, self._seen = scans, set[str]()
+        self._entries = (entry for scan in scans for entry in scan)
+
+    def __iter__(self) -> _Entries:
+        return self
+
+    def __next__(self) -> Any:
+        entry = next(each for each in self._entries if each.name not in self._seen)
+        self._seen.add(entry.name)
+        return entry
+
+    def __enter__(self) -> _Entries:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for scan in self._scans:
+            scan.close()
 
 
 class Mirror:
@@ -138,11 +214,25 @@ class Mirror:
         )
         here = os.path.join(os.getcwd(), "")  # a job may live in the temporary folder itself
         self._here = here if here.startswith(os.path.join(temporary, "")) else None
+        self._thread = threading.local()
         self._hidden: set[str] = set()  # folders that the script removed
+
+    @property
+    def resolves(self) -> bool:
+        """Whether this thread resolves a path, by calls that must see the disk as it is."""
+        return getattr(self._thread, "resolves", False)
+
+    def _whole(self, path: Any) -> str:
+        """Return a path without links."""
+        self._thread.resolves = True
+        try:
+            return os.path.realpath(os.fsdecode(path))
+        finally:
+            self._thread.resolves = False
 
     def is_free(self, path: Any) -> bool:
         """Return whether a path may be written directly."""
-        whole = os.path.realpath(os.fsdecode(path))
+        whole = self._whole(path)
         named = os.path.join(whole, "")
         if named.startswith(self._apart):
             return True
@@ -163,6 +253,12 @@ class Mirror:
             return path
         return path if os.path.isdir(there) and _exists(path) else there
 
+    def folders(self, path: Any) -> list[Any]:
+        """Return where a folder's entries are: in the scratch folder, in the user's, or in both."""
+        now = self.now(path) if isinstance(path, (str, bytes, os.PathLike)) else path
+        there = self._there(path) if now is path and not isinstance(path, (int, bytes)) else None
+        return [there, path] if there is not None and os.path.isdir(there) else [now]
+
     def for_writing(self, path: Any, *, keep: bool) -> Any:
         """Return where to write a path; with `keep`, copy its contents first."""
         there = self._there(path)
@@ -171,27 +267,29 @@ class Mirror:
         if keep and not _exists(there) and not self._is_hidden(path) and os.path.isfile(path):
             os.makedirs(os.path.dirname(there), exist_ok=True)
             shutil.copy2(path, there)
-        elif os.path.isdir(os.path.dirname(os.path.realpath(os.fsdecode(path)))):
+        elif keep and not _exists(there) and os.path.isdir(path):
+            os.makedirs(there)
+        elif os.path.isdir(os.path.dirname(self._whole(path))):
             os.makedirs(os.path.dirname(there), exist_ok=True)
         return there
 
     def hide(self, path: Any) -> str:
         """Let a folder be gone for the script; return where it is in the scratch folder."""
-        whole = os.path.realpath(os.fsdecode(path))
+        whole = self._whole(path)
         self._hidden.add(os.path.join(whole, ""))
         return self._scratch + whole
 
     def _is_hidden(self, path: Any) -> bool:
-        whole = os.path.join(os.path.realpath(os.fsdecode(path)), "")
+        whole = os.path.join(self._whole(path), "")
         return whole.startswith(tuple(self._hidden))
 
     def _there(self, path: Any) -> str | None:
         if self.is_free(path):
             return None
-        return self._scratch + os.path.realpath(os.fsdecode(path))
+        return self._scratch + self._whole(path)
 
 
-_stat = os.stat
+_stat, _symlink = os.stat, os.symlink
 
 
 def _exists(path: str) -> bool:

@@ -71,7 +71,7 @@ class Tuning:
         ]
         if open_ones:
             return (
-                f"Nothing is proven: of {len(self.tried)} treatments {', '.join(open_ones)}; see why above."
+                f"Nothing is proven. Of {len(self.tried)} treatments: {', '.join(open_ones)}; see why above."
                 + (" A calmer machine shows smaller gains." if num["undecided"] else "")
             )
         return "No treatment that was tried gains: the script is as fast as these treatments can make it."

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import tempfile
@@ -21,6 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (here / "earlier" / "run").mkdir(parents=True)
     (here / "earlier" / "run" / "result.txt").write_text("precious")
     (here / "log.txt").write_text("before\n")
+    before = (here / "log.txt").stat()
     monkeypatch.chdir(here)
     patches = Patches()
     redirect_torch(patches, redirect_writes(patches, tmp_path / "scratch"))
@@ -29,6 +31,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     finally:
         patches.undo()
     assert (here / "earlier" / "run" / "result.txt").read_text() == "precious"
+    assert (here / "log.txt").stat() == before
+    assert entries(here) == ["earlier", "log.txt"]
 
 
 def entries(folder: Path) -> list[str]:
@@ -104,3 +108,24 @@ def test_a_temporary_folder_is_removed_with_what_it_holds(folder: Path) -> None:
         os.makedirs(os.path.join(name, "a", "b"))
         Path(name, "a", "b", "source.cpp").write_text("int main() {}")
     assert not os.path.exists(name)
+
+
+def test_copies_and_links_and_modes_are_made_in_the_scratch_folder(folder: Path) -> None:
+    shutil.copy("log.txt", "copy.txt")
+    shutil.copy2("log.txt", "same.txt")
+    shutil.copytree("earlier", "later")
+    assert Path("later/run/result.txt").read_text() == "precious"
+    os.chmod("log.txt", 0o600)
+    os.utime("log.txt", (1, 1))
+    os.truncate("log.txt", 0)
+    os.chmod("earlier", 0o700)
+    os.symlink("copy.txt", "latest")
+    os.symlink("earlier/run", "run")
+    os.link("same.txt", "other.txt")
+    assert Path("latest").read_text() == "before\n" == Path("other.txt").read_text()
+    assert Path("run/result.txt").read_text() == "precious" and os.path.islink("latest")
+    assert os.path.getsize("log.txt") == 0 and os.access("copy.txt", os.R_OK)
+    found = ["copy.txt", "earlier", "later", "latest", "log.txt", "other.txt", "run", "same.txt"]
+    assert sorted(os.listdir()) == found == sorted(glob.glob("*"))
+    with os.scandir() as scan:
+        assert sorted(entry.name for entry in scan) == found

@@ -27,6 +27,6 @@ def test_it_is_said_why_nothing_was_kept() -> None:
     assert "as fast as these treatments can make it" in tuning(("no gain", "x")).why_nothing()
     assert "no time for 1 of 2" in tuning(("no gain", "x"), ("not tried", NO_TIME)).why_nothing()
     found = tuning(("no gain", "x"), ("wrong numbers", "x"), ("failed", "x"), ("failed", "y")).why_nothing()
-    assert "of 4 treatments 1 with other numbers, 2 failed" in found and "calmer" not in found
+    assert "Of 4 treatments: 1 with other numbers, 2 failed" in found and "calmer" not in found
     assert "A calmer machine" in tuning(("undecided", "x")).why_nothing()
     assert str(tuning(("no gain", "x")).tried[0]) == "threads 2"

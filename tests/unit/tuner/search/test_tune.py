@@ -215,6 +215,9 @@ def test_a_job_that_cannot_be_measured_is_refused(tmp_path: Path) -> None:
         with pytest.raises(BadInput, match=r"ended after 3 steps|raised") as raised:
             tuned(tmp_path, lambda names, ended=ended: trial(ended=ended, error="ValueError: x"))  # type: ignore[misc]
         assert hint in str(raised.value.hint)
+    with pytest.raises(BadInput, match="raised EOFError") as raised:
+        tuned(tmp_path, lambda names: trial(ended="crashed", error="EOFError: EOF when reading a line"))
+    assert "give the script its answers as arguments" in str(raised.value.hint)
     with pytest.raises(BadInput, match="ended after 0 steps") as raised:
         tuned(tmp_path, lambda names: trial(ended="finished", num_steps=0))
     assert raised.value.hint == "it must train: no step of an optimizer was seen"
