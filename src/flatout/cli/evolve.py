@@ -99,7 +99,7 @@ def _told(update: OnText) -> Callable[[EpochRecord], None]:
 
 
 def describe(record: EpochRecord, *, pace: Sequence[str] = ()) -> str:
-    """One epoch in one line; `pace` says how fast it goes, and about how long."""
+    """Describe one epoch in one line; `pace` says how fast it goes, and about how long."""
     parts = [f"epoch {record.epoch}" + (f" of {record.epochs}" if record.epochs is not None else "")]
     if record.reward_train is not None:
         parts.append(f"reward {record.reward_train:.3f}")

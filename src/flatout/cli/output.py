@@ -94,7 +94,7 @@ def render_lines(console: Console, parts: Any) -> str:
 
 
 def bullet(text: str, *, indent: int = 0) -> Any:
-    """An item of a list, its lines aligned behind the dash."""
+    """Make an item of a list, its lines aligned behind the dash."""
     from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text

@@ -210,7 +210,7 @@ def list_lines(rows: Sequence[dict[str, str]], *, width: int) -> list[str]:
 
 
 def _cut(text: str, width: int, *, middle: bool) -> str:
-    """Shorten a text: at its end, or in its middle, as a run is found by its time and its process."""
+    """Shorten a text at its end; with `middle` in its middle, since a run is found by both its ends."""
     if len(text) <= width:
         return text
     end = width // 3 if middle else 0

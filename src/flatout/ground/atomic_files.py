@@ -30,7 +30,7 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 def write_whole(final: Path, content: bytes) -> None:
-    """Write a file, and its folder; BadInput where the system refuses, and nothing is left of it then."""
+    """Write a file, and its folder; raise BadInput if the system refuses, and leave nothing behind."""
     try:
         replace_whole(final, content)
     except OSError as error:
@@ -38,7 +38,7 @@ def write_whole(final: Path, content: bytes) -> None:
 
 
 def replace_whole(final: Path, content: bytes) -> None:
-    """Write a file, and its folder, so that it survives a loss of power; OSError where that fails."""
+    """Write a file, and its folder, so that it survives a loss of power; raise OSError if that fails."""
     partial = final.with_name(f".{final.name}-{uuid.uuid4().hex}{PARTIAL}")
     final.parent.mkdir(parents=True, exist_ok=True)
     handle = _locked(partial)
@@ -57,7 +57,7 @@ def replace_whole(final: Path, content: bytes) -> None:
 
 
 def open_to_append(path: Path) -> FileIO:
-    """A file to add to, unbuffered: what could not be written does not come back when it is closed."""
+    """Open a file to append to, unbuffered: closing it does not try to write again what failed."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("ab", buffering=0)
@@ -96,7 +96,7 @@ def unwritable(
     size: str | None = None,
     when_full: str = "free some space or choose another folder",
 ) -> BadInput:
-    """What to say of a file, or of a folder's files, that the system did not take."""
+    """Make the error for a file, or a folder's files, that the system does not write."""
     return BadInput(
         f"{name} cannot be written{f' ({size})' if size else ''}: {error.strerror or error}",
         hint=when_full if error.errno in FULL else "choose another folder",
@@ -104,7 +104,7 @@ def unwritable(
 
 
 def refused_by_disk(error: BaseException | None) -> OSError | None:
-    """A full or read-only disk at the bottom of an error: a library may raise its own over it."""
+    """Find a full or read-only disk among the causes of an error: a library may raise its own over it."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in REFUSED:
             return error
@@ -129,7 +129,7 @@ def try_lock(file: IO[Any], *, shared: bool = False) -> bool | None:
 
 @contextlib.contextmanager
 def whole_folder(final: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A folder to fill with files, named `final` once the block ends: it is there whole or not at all.
+    """Yield a folder to fill; it is renamed to `final` when the block ends, so it is whole or not there.
 
     `replace` removes one that is there, when the new one is complete.  One process writes below
     `final.parent`: what a dead one left behind there is removed first.
@@ -166,7 +166,7 @@ def remove_leftovers(folder: Path, *, of: str = "") -> list[str]:
 
 
 def _locked(partial: Path) -> int:
-    """Create a file and hold its lock; once more if a cleaner came between the two."""
+    """Create a file and hold its lock; try again if a cleaner removed it in between."""
     while True:
         handle = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         try:

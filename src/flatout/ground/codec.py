@@ -24,12 +24,12 @@ class WrongShape(ValueError):
 
 
 def fields_of(value: Any) -> dict[str, Any]:
-    """The fields of a dataclass by name, as they are."""
+    """Return the fields of a dataclass by name, as they are."""
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 def encode(value: Any) -> Any:
-    """A dataclass as plain JSON values."""
+    """Return a dataclass as plain JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {name: encode(item) for name, item in fields_of(value).items()}
     if isinstance(value, dict):

@@ -70,7 +70,7 @@ def decode_document(document: Any, shape: type[Shape], kind: DocumentKind, *, na
 
 
 def show_diff(texts: Mapping[str, tuple[str, str]]) -> str:
-    """A unified diff of files before and after; a missing newline at the end is said as git says it."""
+    """Show a unified diff of files before and after; mark a missing newline at the end as git does."""
     lines: list[str] = []
     for file, (before, after) in texts.items():
         lines += difflib.unified_diff(_lines(before), _lines(after), f"a/{file}", f"b/{file}")
@@ -80,5 +80,5 @@ def show_diff(texts: Mapping[str, tuple[str, str]]) -> str:
 
 
 def _lines(text: str) -> list[str]:
-    """Lines as an editor counts them: str.splitlines would also cut at form feeds inside a comment."""
+    """Split lines as an editor does: str.splitlines would also cut at form feeds inside a comment."""
     return re.findall(r"[^\n]*\n|[^\n]+", text)

@@ -71,7 +71,7 @@ DJANGO = Package(
 
 
 def installed_version(package: str) -> str | None:
-    """The version of a package that is installed here; None where it is not."""
+    """Return the version of an installed package; None if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -88,7 +88,7 @@ def folder_of(package: Package) -> Path:
 
 
 def fetch(package: Package, *, show_bar: bool = False) -> Path:
-    """The folder of an unpacked package: from the cache, else downloaded, and a line on stderr says so.
+    """Return the folder of an unpacked package: from the cache, else downloaded, with a line on stderr.
 
     `show_bar` shows pip's own bar where stderr is a terminal.
     """
@@ -115,7 +115,7 @@ def fetch(package: Package, *, show_bar: bool = False) -> Path:
 
 
 def _download(package: Package, scratch: Path, *, show_bar: bool) -> Path:
-    """The package's archive in `scratch`, its hash checked."""
+    """Download the package's archive into `scratch` and check its hash."""
     exact = f"{package.name}{'==' if package.index == 'pip' else '@'}{package.version}"
     quiet = () if show_bar else ("--quiet",)
     pip = (sys.executable, "-m", "pip", "download", *quiet, "--disable-pip-version-check")

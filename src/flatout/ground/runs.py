@@ -99,15 +99,15 @@ class Run:
 
 
 def runs_folder() -> Path:
-    """Where runs are kept: $FLATOUT_RUNS, or .flatout/runs of the working folder."""
+    """Return where runs are kept: $FLATOUT_RUNS, or .flatout/runs of the working folder."""
     chosen = os.environ.get(VARIABLE_OF_RUNS)
     return Path(chosen) if chosen else home_folder() / "runs"
 
 
 def home_folder() -> Path:
-    """Flatout's own folder: .flatout where we are; where that is read-only, the user's among temporary files.
+    """Return Flatout's folder: .flatout in the working folder, or a temporary one if that is read-only.
 
-    Others can write among temporary files too: BadInput where the folder is not the user's alone.
+    Others can write among temporary files too: raise BadInput if the folder is not the user's alone.
     """
     if os.access(Path.cwd(), os.W_OK):
         return Path.cwd() / HOME
@@ -135,7 +135,7 @@ def make_folder(folder: Path) -> None:
 
 
 def this_run(name: str | None = None, *, time_s: float, kind: str = "watch") -> Run:
-    """The run of this process."""
+    """Describe the run of this process."""
     command = tuple(getattr(sys, "orig_argv", sys.argv))
     script = Path(sys.argv[0]).stem if sys.argv and sys.argv[0] else ""
     launch = read_launch()
@@ -160,7 +160,7 @@ def launcher_of(launch: Launch) -> int | str | None:
 
 
 def create_run(run: Run, root: Path | None = None) -> Path:
-    """Make a folder with a name of its own and write whose run it is; OSError where that cannot be."""
+    """Make a folder with a unique name and write run.json; raise OSError if that fails."""
     try:
         root = root or runs_folder()
     except BadInput as error:
@@ -178,7 +178,7 @@ def create_run(run: Run, root: Path | None = None) -> Path:
 
 
 def folder_name(run: Run, number: int = 1) -> str:
-    """The name of a run's folder: when it started, what it is called, and its process."""
+    """Name a run's folder: when it started, what it is called, and its process."""
     started = datetime.datetime.fromtimestamp(run.started_s).strftime("%Y%m%d-%H%M%S")
     plain = re.sub(r"[^A-Za-z0-9_.]+", "-", run.name).strip("-.")[:LONGEST_NAME] or "job"
     return f"{started}-{plain}-{run.pid}" + ("" if number == 1 else f"-{number}")
@@ -211,9 +211,9 @@ def recorded_run(folder: Path, run: Run) -> Iterator[None]:
 
 
 def write_run(folder: Path, run: Run) -> None:
-    """Write run.json, without secrets; OSError where that cannot be.
+    """Write run.json, without secrets; raise OSError if that fails.
 
-    On a full disk it is written over the one before, in the room which that has: a run must not seem to have
+    On a full disk, overwrite the file in place if the new one fits: a run must not seem to have
     died because its end could not be kept.
     """
     kept = replace(run, command=redact(run.command), end=None if run.end is None else redact_text(run.end))
@@ -262,7 +262,7 @@ def end_run(folder: Path, *, time_s: float, end: str | None = None, exit_code: i
 
 
 def end_of(error: BaseException | None) -> tuple[str, int]:
-    """How a script ended that raised `error`, or nothing, and its exit code."""
+    """Return how a script ended that raised `error`, or nothing, and its exit code."""
     if isinstance(error, SystemExit):
         if error.code is None or error.code == 0:
             return "finished", 0
@@ -293,7 +293,7 @@ def show_state(run: Run) -> str:
 
 
 def read_regular(path: Path, *, most_bytes: int, start: int = 0) -> bytes:
-    """Read a file of a run; OSError for one that is too large, and for a pipe or a device: they hang."""
+    """Read a file of a run; raise OSError if it is too large, or is a pipe or a device, which hang."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -306,7 +306,7 @@ def read_regular(path: Path, *, most_bytes: int, start: int = 0) -> bytes:
 
 
 def read_run(folder: Path) -> Run:
-    """Whose run a folder holds; BadInput where it holds none."""
+    """Read the run that a folder holds; raise BadInput if it holds none."""
     path = folder / RUN_FILE
     try:
         text = read_regular(path, most_bytes=LARGEST_RUN_FILE).decode()
@@ -324,7 +324,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _read_last_words(folder: Path) -> str | None:
-    """What ended a script before it could say so; None where nothing listened."""
+    """Read what ended a script before it could say so; None if nothing listened."""
     found = None
     for name in (CRASH, *HEARD):
         try:
@@ -349,7 +349,7 @@ def state_of(run: Run) -> RunState:
 
 
 def list_runs(root: Path | None = None, *, kind: str | None = None) -> tuple[tuple[Path, Run], ...]:
-    """Every readable run, or those of one verb, the latest first."""
+    """List every readable run, or those of one verb, the latest first."""
     folder = root or runs_folder()
     found = []
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
@@ -362,7 +362,7 @@ def list_runs(root: Path | None = None, *, kind: str | None = None) -> tuple[tup
 
 
 def find_run(wanted: str, root: Path | None = None) -> Path:
-    """A folder given as a path, as its name, or as a unique part of its name."""
+    """Find a run's folder by its path, its name, or a unique part of its name."""
     if (Path(wanted) / RUN_FILE).is_file():
         return Path(wanted)
     runs = [path for path, _ in list_runs(root)]
@@ -376,7 +376,7 @@ def find_run(wanted: str, root: Path | None = None) -> Path:
 
 
 def folder_of_run(run: str | Path) -> Path:
-    """Find the folder, or a file, of a run that is named by its path, its name, or a part of it."""
+    """Find the folder, or a file, of a run by its path, its name, or a part of its name."""
     return Path(run) if Path(run).exists() else find_run(str(run))
 
 

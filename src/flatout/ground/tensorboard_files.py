@@ -21,7 +21,7 @@ WHEN_FULL = "free some space or choose another folder"
 
 
 class EventFile:
-    """A file of its own in a folder; `suffix` ends its name."""
+    """One event file in a folder; `suffix` ends its name."""
 
     def __init__(self, folder: Path, *, suffix: str = "", when_full: str = WHEN_FULL) -> None:
         self._events: Any = _part("tensorboard.compat.proto.event_pb2")
@@ -34,7 +34,7 @@ class EventFile:
         self._add(time.time(), file_version="brain.Event:2")
 
     def add(self, scalars: Mapping[str, float], *, step: int, time_s: float | None = None) -> None:
-        """Numbers by their tags at one step, of now or of `time_s`."""
+        """Add numbers by their tags at one step, at `time_s` or now."""
         values = [self._summaries.Summary.Value(tag=tag, simple_value=each) for tag, each in scalars.items()]
         at_s = time.time() if time_s is None else time_s
         self._add(at_s, step=step, summary=self._summaries.Summary(value=values))
@@ -43,7 +43,7 @@ class EventFile:
         self._file.close()
 
     def write(self, record: bytes) -> None:
-        """What the writer of records asks of a file."""
+        """Append a record: the record writer calls this."""
         append_whole(self._file, record, when_full=self._when_full)
 
     def _add(self, time_s: float, **content: Any) -> None:

@@ -78,14 +78,14 @@ def read_launch(variables: Mapping[str, str] = os.environ) -> Launch:
 
 
 def _first_host(nodes: str) -> str:
-    """The first of a list of nodes as SLURM writes it: gpu[07-12,15],login is gpu07."""
+    """Return the first host of a list as SLURM writes it: gpu07 of gpu[07-12,15],login."""
     found = re.match(r"([^,\[]*)(?:\[([^,\-\]]*)[^\]]*\])?([^,\[]*)", nodes)
     assert found is not None, "every part may be empty"
     return "".join(part or "" for part in found.groups())
 
 
 def _tasks_on(node: int, counts: str) -> int | None:
-    """Tasks of one node, of a list such as 4(x2),1."""
+    """Return the tasks of one node from a list such as 4(x2),1."""
     found = [
         int(tasks)
         for tasks, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)

@@ -14,7 +14,7 @@ def show(value: object, form: str = "{}") -> str:
 
 
 def show_seconds(seconds: float | None) -> str:
-    """Three significant digits with the unit that keeps them readable: 12.9 s, 21.6 ms, 4.10 µs."""
+    """Show three significant digits in the unit that keeps them readable: 12.9 s, 21.6 ms, 4.10 µs."""
     if seconds is None:
         return UNKNOWN
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
@@ -33,7 +33,7 @@ def show_rough(seconds: float | None) -> str:
 
 
 def show_bytes(num_bytes: float | None) -> str:
-    """Binary units: 512 B, 21.0 MiB, 139 GiB."""
+    """Show bytes in binary units: 512 B, 21.0 MiB, 139 GiB."""
     if num_bytes is None:
         return UNKNOWN
     value = float(num_bytes)
@@ -55,7 +55,7 @@ def read_bytes(text: str) -> int | None:
 
 
 def show_share(share: float | None) -> str:
-    """A fraction as a percentage: 0.123 -> 12 %, 0.004 -> 0.4 %."""
+    """Show a fraction as a percentage: 0.123 -> 12 %, 0.004 -> 0.4 %."""
     if share is None:
         return UNKNOWN
     percent = share * 100
@@ -63,12 +63,12 @@ def show_share(share: float | None) -> str:
 
 
 def show_ratio(ratio: float | None) -> str:
-    """A speed-up: 1.04×, 597×."""
+    """Show a speed-up: 1.04×, 597×."""
     return UNKNOWN if ratio is None else f"{_three_digits(ratio)}×"
 
 
 def show_interval(low: float | None, high: float | None) -> str:
-    """`[1.60, 2.00]`, around a speed-up; nothing where there is none."""
+    """Show the interval of a speed-up, `[1.60, 2.00]`; nothing if there is none."""
     return "" if low is None or high is None else f"[{_three_digits(low)}, {_three_digits(high)}]"
 
 
@@ -78,7 +78,7 @@ def _three_digits(value: float) -> str:
 
 
 def show_joules(joules: float | None) -> str:
-    """0.76 J, 48.9 J, 480 kJ, 2.1 MJ"""
+    """Show joules: 0.76 J, 48.9 J, 480 kJ, 2.1 MJ."""
     if joules is None:
         return UNKNOWN
     for scale, unit in ((1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
@@ -88,7 +88,7 @@ def show_joules(joules: float | None) -> str:
 
 
 def show_time(seconds: float | None) -> str:
-    """Time since a run began: 0:42, 12:05, 3:20:00, 2 d 4 h."""
+    """Show the time since a run began: 0:42, 12:05, 3:20:00, 2 d 4 h."""
     if seconds is None:
         return UNKNOWN
     whole = round(max(seconds, 0.0))

@@ -139,7 +139,7 @@ def _exits_raised() -> Iterator[None]:
 
 
 def _described(error: Exception, *, what: str) -> FlatoutError:
-    """The error that says what the user's code raised, and where."""
+    """Make the error that says what the user's code raised, and where."""
     last_line = traceback.format_exception_only(error)[-1].strip()
     place = place_of(error)
     if isinstance(error, ModuleNotFoundError) and error.name is not None:

@@ -99,7 +99,7 @@ def _mounts(root: Path) -> Iterator[_Mount]:
 
 
 def _unescaped(text: str) -> str:
-    """mountinfo writes a space as \\040."""
+    """Undo mountinfo's escapes: it writes a space as \\040."""
     return text.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 
 
@@ -132,7 +132,7 @@ def _quota(folder: Path) -> float | None:
 
 
 def _cpu_used_s(folder: Path) -> float | None:
-    """Version 2 counts microseconds in cpu.stat, version 1 nanoseconds in a file of the twin controller."""
+    """Read CPU seconds: microseconds in cpu.stat (version 2), nanoseconds in cpuacct.usage (version 1)."""
     for line in (_read(folder / "cpu.stat") or "").splitlines():
         name, _, value = line.partition(" ")
         if name == "usage_usec" and (used_us := _number(value)) is not None:

@@ -102,7 +102,7 @@ def device_of_driver(
 
 
 def half_format(compute_capability: str | None) -> Literal["bfloat16", "float16"] | None:
-    """The 16-bit format that a GPU multiplies in hardware, bfloat16 where it can; None for neither."""
+    """Return the 16-bit format that a GPU multiplies in hardware, bfloat16 if it can; None for neither."""
     try:
         capability = float(compute_capability or "")
     except ValueError:

@@ -35,7 +35,7 @@ class GpuIdentity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VisibleDevice:
-    """Where a visible device lies: the number of its GPU, and of its MIG instance if that was named."""
+    """A visible device: the number of its GPU, and of its MIG instance if one was named."""
 
     gpu: int
     instance: int | None = None

@@ -48,7 +48,7 @@ def plot_estimate(estimate: MemoryEstimate, path: Path, *, capacity_bytes: int |
 
 
 def memory_chart(estimate: MemoryEstimate, *, capacity_bytes: int | None = None) -> Drawing:
-    """The step over its allocations and frees: layers, phases, limits and the peak."""
+    """Draw the step over its allocations and frees: layers, phases, limits and the peak."""
     timeline = estimate.timeline
     totals = timeline.total_bytes()
     top = max(estimate.peak_reserved_bytes, *totals)

@@ -82,21 +82,21 @@ class Axes:
     name_across: str = ""
 
     def place(self, x: float, y: float) -> Point:
-        """Where a pair of values lies."""
+        """Return where a pair of values lies."""
         return self.across.share(x), round(PAD + self.height * (1 - self.up.share(y)), 2)
 
     def level(self, value: float, colour: str = "line", *, dashed: bool = False) -> Mark:
-        """A line over the whole width at one value."""
+        """Draw a line over the whole width at one value."""
         _, y = self.place(self.across.low, value)
         return Mark(shape="line", at=((0.0, y), (1.0, y)), colour=colour, dashed=dashed)
 
     def upright(self, value: float, *, title: str = "") -> Mark:
-        """A dashed line from top to bottom at one value."""
+        """Draw a dashed line from top to bottom at one value."""
         at = (self.place(value, self.up.low), self.place(value, self.up.high))
         return Mark(shape="line", at=at, colour="soft", dashed=True, title=title)
 
     def drawing(self, marks: Iterable[Mark], *, label: str, legend: Iterable[Key] = ()) -> Drawing:
-        """Marks over the lines of the axis upwards."""
+        """Draw marks over the lines of the vertical axis."""
         lines = [self.level(value) for value, _ in self.up.ticks]
         return Drawing(
             label=label,
@@ -110,7 +110,7 @@ class Axes:
 
 
 def foot_of(across: Scale) -> tuple[tuple[str, float], ...]:
-    """The ticks of the axis across: text and place."""
+    """Return the ticks of the horizontal axis: text and place."""
     return tuple((text, across.share(value)) for value, text in across.ticks)
 
 
@@ -141,7 +141,7 @@ def curves(
     has_gaps: bool = False,
     shows_last: bool = False,
 ) -> Drawing | None:
-    """Lines over common axes; None where no line has a value.
+    """Draw lines over common axes; None if no line has a value.
 
     A `limit` beyond the axis is named and not drawn.  With `has_gaps`, an unknown value or a long silence
     interrupts a line; without, the line goes on to the next value.  With `show_across`, columns say what
@@ -176,13 +176,13 @@ def curves(
 
 
 def thinned(points: Sequence[Point], *, size: int) -> list[Point]:
-    """The mean of each `size` neighbours, at the last of them."""
+    """Average each `size` neighbours, at the last of them."""
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(group[-1][0], sum(y / len(group) for _, y in group)) for group in groups]
 
 
 def stack(layers: Sequence[Curve], axes: Axes, *, label: str, is_stair: bool = False) -> Drawing:
-    """Areas one upon the other, over points they share; a silence is a gap.
+    """Draw stacked areas over points they share; a silence is a gap.
 
     The edge of a stair stays where it is until the next point.
     """
@@ -235,7 +235,7 @@ def columns(
     legend: Sequence[Key] = (),
     rules: Sequence[Mark] = (),
 ) -> Drawing:
-    """Bars beside each other; one that is higher than the axis is cut off, and marked."""
+    """Draw bars beside each other; one that is higher than the axis is cut off, and marked."""
     marks: list[Mark] = []
     for bar in bars:
         base = 0.0
@@ -252,7 +252,7 @@ def columns(
 
 
 def scatter(marks: Sequence[Mark], axes: Axes, *, label: str) -> Drawing:
-    """Dots and lines, the corners of which are values of both axes."""
+    """Draw dots and lines whose corners are values of both axes."""
     placed = [replace(mark, at=tuple(axes.place(x, y) for x, y in mark.at)) for mark in marks]
     return axes.drawing(placed, label=label)
 
@@ -282,7 +282,7 @@ class RowChart:
     kind: str = "rows"  # class of the whole: how the style sheet places names beside drawings
 
     def bar(self, low: float, high: float, colour: str, *, title: str = "", lane: Point = (0, 1)) -> Mark:
-        """A bar between two values, in a lane of the row's height."""
+        """Draw a bar between two values, in a lane of the row's height."""
         left, right = self.across.share(low), self.across.share(high)
         at = ((left, lane[0] * self.height), (right, lane[1] * self.height))
         return Mark(shape="rect", at=at, colour=colour, title=title)
@@ -294,24 +294,24 @@ class RowChart:
         return Mark(shape="dot", at=at, colour=colour, size=size, title=title, hollow=hollow)
 
     def interval(self, low: float, high: float, colour: str) -> list[Mark]:
-        """A line between two values, with a stop at each end."""
+        """Draw a line between two values, with a stop at each end."""
         left, right, middle = self.across.share(low), self.across.share(high), self.height / 2
         lines = [((left, middle), (right, middle))]
         lines += [((x, middle - 6), (x, middle + 6)) for x in (left, right)]
         return [Mark(shape="line", at=at, colour=colour, size=1.5) for at in lines]
 
     def rule(self, value: float, colour: str = "soft", *, dashed: bool = False) -> Mark:
-        """A line across the row at a value."""
+        """Draw a line across the row at a value."""
         x = self.across.share(value)
         return Mark(shape="line", at=((x, 0.0), (x, self.height)), colour=colour, dashed=dashed)
 
     def track(self) -> Mark:
-        """The axis itself, behind everything else."""
+        """Draw the axis itself, behind everything else."""
         return Mark(shape="line", at=((0.0, self.height / 2), (1.0, self.height / 2)), colour="line")
 
 
 def stacked_row(name: str, shares: Mapping[str, float]) -> ChartRow:
-    """One whole as one bar: each share in the colour of its name; what none accounts for stays empty."""
+    """Draw one whole as one bar: each share in the colour of its name; the rest stays empty."""
     marks, left, chart = [], 0.0, RowChart()
     for part, share in shares.items():
         if share > 0:
@@ -362,7 +362,7 @@ def _line_mark(corners: list[Point], line: Curve) -> Mark:
 
 
 def _runs(points: Sequence[tuple[float, float | None]]) -> list[list[Point]]:
-    """Points that belong together: neither an unknown value nor a long silence lies between them."""
+    """Split points at unknown values and at long silences."""
     gap = math.nan  # an unknown value, as a number
     numbers = [(x, gap if y is None else y) for x, y in points]
     return [
@@ -374,7 +374,7 @@ def _runs(points: Sequence[tuple[float, float | None]]) -> list[list[Point]]:
 
 
 def _together(points: Sequence[tuple[float, Value]]) -> list[list[tuple[float, Value]]]:
-    """Points without a silence between them."""
+    """Split points at long silences."""
     steps = sorted(later[0] - earlier[0] for earlier, later in itertools.pairwise(points))
     longest = SEPARATED_BY * steps[len(steps) // 2] if steps else 0.0
     groups: list[list[tuple[float, Value]]] = []
@@ -387,7 +387,7 @@ def _together(points: Sequence[tuple[float, Value]]) -> list[list[tuple[float, V
 
 
 def _hovers(lines: Sequence[Curve], axes: Axes, *, show: Show, show_across: Show) -> Iterator[Mark]:
-    """Columns without a colour that say what stands above them."""
+    """Yield columns without a colour that say what stands above them."""
     xs = [x for x, _ in lines[0].points]
     size = math.ceil(len(xs) / MOST_TITLES)
     for number in range(0, len(xs), size):

@@ -30,7 +30,7 @@ def document(
     below_name: Html = NOTHING,
     warning: str | None = None,
 ) -> str:
-    """The whole page: a name, the sentence it comes to, its figures, then the parts that are not None."""
+    """Make the whole page: a name, its verdict, its figures, then the parts that are not None."""
     room = resources.files("flatout.page")
     style = "\n".join(room.joinpath(name).read_text(encoding="utf-8") for name in ("tokens.css", "page.css"))
     head = tag(

@@ -42,7 +42,7 @@ LIGHT: dict[str, str] = dict(  # the colours of tokens.css by name, as they are 
 def write_figure(path: Path, panels: Mapping[str, Chart | None], *, title: str, num_columns: int = 2) -> Path:
     """Draw charts under their titles into a file, PNG or SVG by the suffix of `path`.
 
-    A chart that is None is one of which nothing is known.
+    A chart that is None shows as n/a.
     """
     kind = path.suffix.lower()
     if kind not in (".png", ".svg"):
@@ -72,7 +72,7 @@ def _canvas(panels: Mapping[str, Chart | None], *, title: str, num_columns: int)
 
 
 def _place(chart: Chart | None, x: float, y: float, width: float) -> tuple[list[Mark], float]:
-    """The marks of a chart in pixels, and the height it takes."""
+    """Return the marks of a chart in pixels, and the height it takes."""
     if chart is None:
         return [_text(UNKNOWN, x + width / 2, y + 40, anchor="middle")], 80.0
     if isinstance(chart, Matrix):
@@ -110,7 +110,7 @@ def _place(chart: Chart | None, x: float, y: float, width: float) -> tuple[list[
 
 
 def _place_legend(keys: Sequence[Key], x: float, y: float, width: float) -> tuple[list[Mark], float]:
-    """The legend in as many lines as it needs, and where it ends."""
+    """Place the legend in as many lines as it needs; return where it ends."""
     marks: list[Mark] = []
     left, y = x, y + (LINE if keys else 0)
     for key in keys:
@@ -174,7 +174,7 @@ def _text(
 
 
 def _gutter(words: Sequence[str]) -> float:
-    """The width of a column that holds words."""
+    """Return the width of a column that holds words."""
     longest = min(max(map(len, words), default=0), LONGEST_NAME)
     return LETTER * longest + 12 if longest else 0.0
 
@@ -224,7 +224,7 @@ def _png(marks: Iterable[Mark], height: float) -> bytes:
 
 
 def _artist(mark: Mark) -> Any:
-    """A mark for matplotlib, whose lines and letters are measured in points: 0.72 of a pixel."""
+    """Make a mark for matplotlib, which measures lines and letters in points: 1 pixel is 0.72 points."""
     lines, patches, texts = (
         import_extra(f"matplotlib.{name}", extra="plots") for name in ("lines", "patches", "text")
     )

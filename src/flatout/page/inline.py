@@ -19,7 +19,7 @@ PALEST, DARKEST = 0.04, 0.72  # how much colour the smallest and the largest val
 
 
 def inline(chart: Chart) -> Html:
-    """Any chart as an element of a page."""
+    """Turn any chart into an element of a page."""
     if isinstance(chart, Matrix):
         return _table(chart)
     if isinstance(chart, RowChart):
@@ -28,7 +28,7 @@ def inline(chart: Chart) -> Html:
 
 
 def legend(keys: Sequence[Key]) -> Html:
-    """The names of the colours; nothing where there are none."""
+    """List the names of the colours; nothing if there are none."""
     items = [
         tag("li", tag("i", class_=key.kind, style=f"--c: {paint(key.colour)}"), key.name, _last(key))
         for key in keys
@@ -41,7 +41,7 @@ def _last(key: Key) -> Html:
 
 
 def paint(colour: str) -> str:
-    """A colour for the style sheet: a token follows the reader's theme."""
+    """Return a colour for the style sheet: a token follows the reader's theme."""
     return colour if colour.startswith("#") else f"var(--{colour})"
 
 
@@ -76,7 +76,7 @@ def _foot(foot: Sequence[tuple[str, float]], *, name: str = "", is_inside: bool 
 
 
 def anchor_at(place: float, *, is_inside: bool = True) -> Literal["start", "middle", "end"]:
-    """Where a word is held: those at the ends of a drawing stay inside it."""
+    """Return where a word is anchored: those at the ends of a drawing stay inside it."""
     return "start" if is_inside and place <= 0.01 else "end" if is_inside and place >= 0.99 else "middle"
 
 
@@ -102,7 +102,7 @@ def _marks(marks: Iterable[Mark], height: float) -> Iterable[Html]:
 
 
 def svg_mark(mark: Mark, *, across: Callable[[float], str | float], paint: Callable[[str], str]) -> Html:
-    """One mark as an element of SVG; `across` places it, `paint` colours it."""
+    """Turn one mark into an element of SVG; `across` places it, `paint` colours it."""
     title = [tag("title", mark.title)] if mark.title else []
     colour = paint(mark.colour)
     outline: dict[str, str | float | None] = {
@@ -155,7 +155,7 @@ def _rows(chart: RowChart) -> Html:
 
 
 def _table(chart: Matrix) -> Html:
-    """A table whose cells are coloured; it scrolls inside itself where it is too wide."""
+    """Make a table of coloured cells, which scrolls inside itself if it is too wide."""
     heads = [tag("th", name, scope="col") for name in chart.columns]
     if chart.edges:  # each number stands on a border, the last one at the end of its column
         heads = [tag("th", tag("span", name), scope="col") for name in chart.edges[:-1]]

@@ -30,7 +30,7 @@ NOTHING = Html()
 
 
 def tag(name: str, /, *children: str, **attributes: str | int | float | None) -> Html:
-    """One element; `class_` and `stroke_width` become class and stroke-width, None leaves it out."""
+    """Make one element; `class_` and `stroke_width` become class and stroke-width; None is left out."""
     shown = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_number(value))}"'
         for key, value in attributes.items()
@@ -42,7 +42,7 @@ def tag(name: str, /, *children: str, **attributes: str | int | float | None) ->
 
 
 def join(children: Iterable[str]) -> Html:
-    """Elements one after another; plain strings among them are escaped."""
+    """Join elements; escape the plain strings among them."""
     return Html("".join(child if isinstance(child, Html) else escape(child) for child in children))
 
 
@@ -55,19 +55,19 @@ def _number(value: str | int | float) -> str:
 
 
 def section(title: str, *children: str, note: str = "", anchor: str | None = None) -> Html:
-    """A part of a page; the `note` below says how to read it."""
+    """Make a part of a page; the `note` below says how to read it."""
     below = (tag("p", note, class_="note"),) if note else ()
     return tag("section", tag("h2", title), *children, *below, id=anchor)
 
 
 def listing(title: str, items: Iterable[str]) -> Html | None:
-    """A section with a list; None where the list is empty."""
+    """Make a section with a list; None if the list is empty."""
     shown = [tag("li", item) for item in items]
     return section(title, tag("ul", *shown)) if shown else None
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[int] = ()) -> Html:
-    """A table that scrolls inside itself; `numbers` are columns set right.  Without rows it is nothing."""
+    """Make a table that scrolls inside itself, `numbers` set right; without rows, nothing."""
 
     def cells(name: str, row: Sequence[str]) -> list[Html]:
         return [tag(name, cell, class_="number" if i in numbers else None) for i, cell in enumerate(row)]
@@ -80,7 +80,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Seque
 
 
 def facts(pairs: Iterable[tuple[str, str | None]], *, kind: str = "facts") -> Html:
-    """Names and values side by side; a value that is None is left out."""
+    """Make a list of names and values side by side; a value that is None is left out."""
     shown = [tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs if value is not None]
     return tag("dl", *shown, class_=kind)
 
@@ -91,5 +91,5 @@ def known(value: Value | None, show: Callable[[Value], str]) -> str | None:
 
 
 def code(text: object) -> Html:
-    """A place or a name in the type of source code; n/a where there is none."""
+    """Set a place or a name in the type of source code; n/a if there is none."""
     return tag("code", show(text))

@@ -241,7 +241,7 @@ def _budget(options: PlanOptions, settings: Settings) -> Budget:
 def _with_job(
     settings: Settings, opened: OpenedConfig, forecast: Forecast, lengths: SequenceLengths | None
 ) -> Settings:
-    """The settings with every size that the job has."""
+    """Return the settings with every size that the job has."""
     settings = opened.with_sizes(settings, forecast.sizes)
     if lengths is not None:
         settings = with_lengths(settings, lengths, job_sizes=forecast.sizes)

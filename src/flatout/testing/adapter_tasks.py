@@ -86,7 +86,7 @@ def tiny_tokenizer() -> Any:
 
 
 def make_head(task: AdapterTask) -> nn.Module:
-    """A head with random weights, on a decoder where the task writes."""
+    """Make a head with random weights, on a decoder if the task writes text."""
     torch.manual_seed(0)
     tokenizer, decoder = tiny_tokenizer(), None
     if task.needs_decoder:
@@ -102,7 +102,7 @@ def make_head(task: AdapterTask) -> nn.Module:
 
 
 def make_examples(task: AdapterTask, count: int) -> tuple[list[Record], list[Example]]:
-    """Generated records, each with something to learn, and their examples."""
+    """Generate records, each with something to learn, and encode them."""
     records = task.generated(count, seed=1)
     examples, _ = encode_all(task, records, tiny_tokenizer(), max_length=400, training=True)
     assert len(examples) == count
@@ -110,7 +110,7 @@ def make_examples(task: AdapterTask, count: int) -> tuple[list[Record], list[Exa
 
 
 def make_states(batch: TaskBatch, *, at_padding: float | None = None) -> Tensor:
-    """States that depend on a row's own tokens only; `at_padding` is what padding holds instead."""
+    """Make states that depend on a row's own tokens only; `at_padding` is what padding holds instead."""
     table = torch.randn(len(tiny_tokenizer()), WIDTH, generator=torch.Generator().manual_seed(0))
     places = torch.randn(batch.block.length, WIDTH, generator=torch.Generator().manual_seed(1))
     states = table[batch.block.ids] + places

@@ -85,5 +85,5 @@ class EvolutionTaskContract:
 
 
 def keys(task: EvolutionTask, split: Split, *, epoch: int = 0, seed: int = 0) -> list[str]:
-    """The keys of some prompts of a task."""
+    """Return the keys of some prompts of a task."""
     return [prompt.key for prompt in task.prompts(split, epoch=epoch, count=COUNT, seed=seed)]

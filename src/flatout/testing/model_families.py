@@ -38,7 +38,7 @@ class ModelFamilyContract:
         raise NotImplementedError
 
     def drawn_model(self) -> Any:
-        """The model with weights so large that its tokens depend on everything."""
+        """Make the model with weights so large that its tokens depend on everything."""
         torch.manual_seed(0)
         model: Any = self.make_model().eval()
         with torch.no_grad():
@@ -116,7 +116,7 @@ def _tokens(model: Any, count: int, *, seed: int = 0) -> tuple[int, ...]:
 
 
 def _logits(decoder: Decoder, tokens: tuple[int, ...], factors: dict[str, Factors] | None = None) -> Tensor:
-    """Logits of one text, which runs variant 1 with sign -1 where there are factors."""
+    """Return the logits of one text; with factors, it runs variant 1 with sign -1."""
     rows = Rows((1,), (-1,)) if factors else Rows.plain(1)
     x = forward.run_blocks(
         decoder,

@@ -34,7 +34,7 @@ LOST = RefusedAnswer(BINDINGS.NVML_ERROR_GPU_IS_LOST)
 
 
 def h200_answers() -> dict[str, Any]:
-    """Question -> answer; where a question takes an argument, its answers by argument."""
+    """Map each question to its answer; if a question takes an argument, to its answers by argument."""
     clocks = {BINDINGS.NVML_CLOCK_SM: 1980, BINDINGS.NVML_CLOCK_MEM: 3201}
     sizes = {"total": 150754820096, "free": 149458911232}
     return {
@@ -77,7 +77,7 @@ class PlayedGpu:
 
 
 def played_mig_gpu() -> PlayedGpu:
-    """An A100 in MIG mode with two instances, and an empty slot between them."""
+    """Make an A100 in MIG mode with two instances, and an empty slot between them."""
     gpu = PlayedGpu(instances=(_instance("MIG-1111", 7), None, _instance("MIG-2222", 8)))
     gpu.answers |= {
         "nvmlDeviceGetName": "NVIDIA A100-SXM4-80GB",

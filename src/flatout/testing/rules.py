@@ -176,7 +176,7 @@ def check(finding: Finding, rule: Rule) -> None:
 
 
 def any_of(shape: Any) -> SearchStrategy[Any]:
-    """Values of a type as the codec knows types; seconds and shares are finite and not negative."""
+    """Draw values of a type that the codec knows; seconds and shares are finite and not negative."""
     from hypothesis import strategies as st
 
     origin, arguments = typing.get_origin(shape), typing.get_args(shape)

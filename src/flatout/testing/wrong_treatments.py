@@ -129,7 +129,7 @@ def name_of(install: Install, safety: FixSafety) -> str:
 
 
 def wrong_treatments() -> dict[str, Treatment]:
-    """Every mistake under every class that it may call itself, and those that do nothing."""
+    """Make every mistake under every safety class, and the treatments that do nothing."""
     found = [
         Treatment(
             name=name_of(install, safety),

@@ -130,7 +130,7 @@ def _phase_bar(evidence: Evidence, *, width: int) -> Iterator[Text]:
 
 
 def _legend(shares: dict[str, float], *, width: int) -> Iterator[Text]:
-    """Wrapped here, between phases: rich would break a line inside one."""
+    """Wrap between phases: rich would break a line inside one."""
     line = Text()
     for phase, share in shares.items():
         glyph, colour = LOOKS[phase]
@@ -153,7 +153,7 @@ def _readings(evidence: Evidence) -> Iterator[RenderableType]:
 
 
 def _map(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
-    """The causal map as a list of bars: the filled part is what the step would save."""
+    """Draw the causal map as a list of bars: the filled part is what the step would save."""
     listed = [
         (depth, block) for depth, block in flat(diagnosis.map, brief=True) if block.freed_share >= LEAST_SHOWN
     ][:MOST_BLOCKS]
@@ -192,7 +192,7 @@ def _table(findings: tuple[Finding, ...], *, width: int) -> Table:
 
 
 def _ceiling(finding: Finding) -> str:
-    """`1.80× measured`, its interval below it."""
+    """Show `1.80× measured`, with its interval below it."""
     ceiling = finding.ceiling
     if ceiling is None:
         return UNKNOWN

@@ -35,12 +35,12 @@ VERDICT_STYLES = {
 
 
 def render_overview(planned: ConfigPlan, *, console: Console | None = None) -> str:
-    """`plan show` as text."""
+    """Render `plan show` as text."""
     return render_lines(console or plain_console(), _overview_parts(planned))
 
 
 def render_fit(fitted: ConfigFit, *, console: Console | None = None) -> str:
-    """`plan fit` as text, the diff at its end."""
+    """Render `plan fit` as text, with the diff at its end."""
     return render_lines(console or plain_console(), _fit_parts(fitted))
 
 
@@ -103,7 +103,7 @@ def _allocator(request: ForecastRequest | None) -> Iterator[Text]:
 
 
 def _settings_table(settings: Settings) -> Table:
-    """One row per knob; stages that agree are shown once."""
+    """Make one row per knob; stages that agree are shown once."""
     table = plain_table("knob", "value", "from")
     for knob, found in _knobs(settings.stages).items():
         values = dict.fromkeys(_shown(setting) for setting in found)
@@ -113,7 +113,7 @@ def _settings_table(settings: Settings) -> Table:
 
 
 def _sources(found: Sequence[Setting[object] | None]) -> str:
-    """Where a knob stands; of a key that every stage has for itself the first and the last place."""
+    """Say where a knob stands; for a key that every stage has, only the first and the last place."""
     places = dict.fromkeys(setting.source for setting in found if setting is not None)
     keys = {source.partition(" (")[0] for source in places}
     if len(places) < 3 or len(keys) > 1:
@@ -198,7 +198,7 @@ def _group_parts(group: GroupFit, fitted: ConfigFit) -> Iterator[RenderableType]
 
 
 def _bounds(group: GroupFit) -> str:
-    """How far a batch may go, and how far it never holds more than the margin."""
+    """Say how large a batch may be, and up to which size it never holds more than the margin."""
     why = "" if group.caution is None else f"; the margin is not fully used: {group.caution}"
     if group.safe is None:
         return f"a batch of up to {group.largest} fits, holding more than the margin while that is free{why}"
@@ -210,7 +210,7 @@ def _bounds(group: GroupFit) -> str:
 
 
 def _by_stage(suggestion: Suggestion, budget: Budget) -> str:
-    """Stages that need the same are named once: "02_stage to 05_stage 8.14 GiB (36 %)"."""
+    """List what the stages need, equal ones once: "02_stage to 05_stage 8.14 GiB (36 %)"."""
     by_peak: dict[int, list[str]] = {}
     for name, peak in suggestion.peaks.items():
         by_peak.setdefault(peak.process_bytes, []).append(name)
@@ -254,13 +254,13 @@ def _cells(suggestion: Suggestion, budget: Budget, *, chosen: bool) -> Iterator[
 
 
 def _worst(suggestion: Suggestion, chosen: Suggestion) -> str:
-    """Which stage needs most, where it is another one than for what is chosen."""
+    """Name the stage that needs most, if it is not the one of the chosen suggestion."""
     same = suggestion.worst_stage == chosen.worst_stage
     return "" if same else f"; {suggestion.worst_stage} needs most"
 
 
 def _beyond(suggestion: Suggestion, budget: Budget) -> str:
-    """That a job which trains within the margin holds more: nothing stops it there."""
+    """Say that a job which trains within the margin may hold more: nothing stops it there."""
     if suggestion.peak.process_bytes <= budget.usable_bytes:
         return ""
     return f"; holds more than {show_bytes(budget.usable_bytes)} only while that is free"

@@ -28,7 +28,7 @@ OnText = Callable[[str], None]
 
 @contextlib.contextmanager
 def launched_line() -> Iterator[tuple[bool, OnText, OnText]]:
-    """(whether this process speaks for all that were launched, the live line, lines that stay)."""
+    """Yield (whether this process speaks for all that were launched, the live line, lines that stay)."""
     if read_launch().is_first:
         with live_line() as (update, stay):
             yield True, update, stay
@@ -41,7 +41,7 @@ def launched_line() -> Iterator[tuple[bool, OnText, OnText]]:
 
 @contextlib.contextmanager
 def live_line() -> Iterator[tuple[OnText, OnText]]:
-    """(what replaces the live line, what stays above it)."""
+    """Yield (what replaces the live line, what stays above it)."""
     if not sys.stderr.isatty():
         yield say, say
         return
@@ -84,7 +84,7 @@ class Pace:
 
 @contextlib.contextmanager
 def counting(noun: str) -> Iterator[Callable[[int, int], None]]:
-    """`on_progress(done, total)`."""
+    """Yield `on_progress(done, total)`."""
     with live_line() as (update, _):
         yield Counting(noun, update)
 
@@ -105,7 +105,7 @@ class Counting:
 
 @contextlib.contextmanager
 def searching() -> Iterator[tuple[OnText, Callable[[Event], None]]]:
-    """(`on_progress`, `on_event`) of a steering search."""
+    """Yield (`on_progress`, `on_event`) of a steering search."""
     with live_line() as (update, stay):
         tally, texts = Tally(), Counting("texts", update)
 

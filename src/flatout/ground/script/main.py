@@ -37,7 +37,7 @@ START = (
 
 
 def start_command(module: str, argument: str) -> list[str]:
-    """The command that calls `main(at_start)` of a module, under the options that Python was given.
+    """Return the command that calls `main(at_start)` of a module, with Python's own options.
 
     `at_start` are the names of the modules that a plain script finds imported.
     """
@@ -73,7 +73,7 @@ def run_as_main(command: Sequence[str], *, module: bool, at_start: Collection[st
 
 
 def read_code(path: str) -> CodeType:
-    """The code of a script; one that is bytecode already is read as such."""
+    """Read the code of a script, as source or as bytecode."""
     source = importlib.machinery.SourceFileLoader("__main__", path).get_data(path)
     if source.startswith(importlib.util.MAGIC_NUMBER):
         loader = importlib.machinery.SourcelessFileLoader("__main__", path)
@@ -112,7 +112,7 @@ def show_error(error: BaseException) -> None:
 
 
 def leave_out_own_frames(error: BaseException | None) -> None:
-    """Of the error, and of those it was raised from or holds."""
+    """Drop our frames from the tracebacks of an error, of its causes and of the errors it groups."""
     seen: set[int] = set()
     found = [error]
     while found:
@@ -151,7 +151,7 @@ def after_import(name: str, then: Callable[[ModuleType], None]) -> Callable[[], 
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls back when a package has been imported; once.  Who only asks where it is gets the answer."""
+    """Calls back once, when a package has been imported; finding it without importing still works."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name, self._then = name, then

@@ -78,7 +78,7 @@ def install(library: torch.library.Library, *, compute_capability: tuple[int, in
 
 
 def install_natively(library: torch.library.Library) -> None:
-    """On CUDA PyTorch chooses; note only when plain attention runs, since it adds its mask in place."""
+    """Note only when plain attention runs, since it adds its mask in place; on CUDA PyTorch chooses."""
     plain = aten._scaled_dot_product_attention_math.default
 
     def attention(*args: Any, **kwargs: Any) -> Any:

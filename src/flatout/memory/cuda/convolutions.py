@@ -59,7 +59,7 @@ Group = tuple[Block, ...]
 
 
 def forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    """Blocks that `aten.convolution` takes."""
+    """Return the blocks that `aten.convolution` takes."""
     x, weight, _bias, stride, padding, dilation, transposed, _output_padding, groups = args
     out = _output_elements(x, weight, stride, padding, dilation, transposed)
     if _is_channels_last(x):
@@ -91,7 +91,7 @@ def forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def before_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    """A copy of the gradient in the input's memory order, held until all gradients are done."""
+    """Return a copy of the gradient in the input's memory order, held until all gradients are done."""
     gradient, x, groups = args[0], args[1], args[9]
     if _in_order_of(x, gradient) or (_is_depthwise(x, groups) and not _is_channels_last(x)):
         return ()
@@ -99,7 +99,7 @@ def before_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def backward(args: Any, kwargs: Any, *, num_multiprocessors: int) -> tuple[Group, ...]:
-    """Blocks of `aten.convolution_backward`: a group each for the gradients of input, weight and bias."""
+    """Return the blocks of `aten.convolution_backward`: a group for each gradient: input, weight, bias."""
     gradient, x, weight, groups = args[0], args[1], args[2], args[9]
     if _is_depthwise(x, groups):
         of_input, of_weight = _depthwise_backward(x, weight)
@@ -159,7 +159,7 @@ def _known(block: Block) -> int:
 
 
 def _bias_gradient(gradient: Tensor, num_multiprocessors: int) -> Group:
-    """Partial sums, for channels-last gradients."""
+    """Return the partial sums of a channels-last gradient."""
     channels = gradient.shape[1]
     if not _is_channels_last(gradient):
         return ()
@@ -175,7 +175,7 @@ def _with_partial_sums(
     *,
     beside: int,
 ) -> Block:
-    """One block: the partial sums and the copies beside them."""
+    """Return one block: the partial sums and the copies beside them."""
     taps = math.prod(weight.shape[2:])
     if _is_image(x, weight, transposed) and taps * _load(x) <= LARGEST_SHARED:
         padded = taps * _load(x)
@@ -208,7 +208,7 @@ def _depthwise_backward(x: Tensor, weight: Tensor) -> tuple[Group, Group]:
 
 
 def _turned_weight(x: Tensor, weight: Tensor, groups: int) -> Group:
-    """A copy of the weight in the input's memory order, for the time of the call."""
+    """Return a copy of the weight in the input's memory order, for the time of the call."""
     if not _is_channels_last(x) or _is_depthwise(x, groups) or math.prod(weight.shape[2:]) == 1:
         return ()
     if weight.is_contiguous(memory_format=torch.channels_last):
@@ -217,7 +217,7 @@ def _turned_weight(x: Tensor, weight: Tensor, groups: int) -> Group:
 
 
 def _padded_input(x: Tensor, weight: Tensor) -> tuple[int, ...]:
-    """Channels-last inputs whose channels are not a multiple of a load are copied with padding."""
+    """Pad a copy of a channels-last input whose channels are not a multiple of a load."""
     if x.dtype.itemsize > 2 or weight.shape[1] != x.shape[1] or x.shape[1] % 8 == 0:
         return ()
     multiple = 4 if x.dtype is torch.float16 and x.shape[1] < FEW_CHANNELS else 8
@@ -225,7 +225,7 @@ def _padded_input(x: Tensor, weight: Tensor) -> tuple[int, ...]:
 
 
 def _padded_result(x: Tensor, weight: Tensor, num_output: int) -> tuple[int, ...]:
-    """Channels-last results whose channels are not a multiple of a store are written with padding."""
+    """Pad a channels-last result whose channels are not a multiple of a store."""
     channels = weight.shape[0]
     if not _is_half(x) or weight.shape[1] != x.shape[1] or channels % 8 == 0 or channels < 8:
         return ()
@@ -280,7 +280,7 @@ def _is_lean(x: Tensor, weight: Tensor, stride: Any, transposed: bool) -> bool:
 
 
 def _written(x: Tensor, weight: Tensor, read: Tensor, *, channels: int, positions: int, copied: int) -> Block:
-    """Input and weight are copied; the result too, unless it has few channels and positions."""
+    """Copy input and weight, and the result too unless it has few channels and positions."""
     narrow = NARROW if math.prod(weight.shape[2:]) > 1 else NARROW_PRODUCT
     if _is_half(x) or not FEW_CHANNELS <= channels <= narrow:
         return copied
@@ -348,7 +348,7 @@ def _gradient_elements(gradient: Tensor, x: Tensor, weight: Tensor, transposed: 
 
 
 def _padded_output(num_output: int, x: Tensor, weight: Tensor) -> int:
-    """An output of fewer than four channels is written with as many as a load takes."""
+    """Pad an output of fewer than four channels to as many as a load takes."""
     channels = weight.shape[0]
     return num_output // channels * _load(x) if channels < FEW_CHANNELS else num_output
 

@@ -30,7 +30,7 @@ class Formula(NamedTuple):
 
 
 def partial_sums(num_outputs: int, num_inputs: int, num_multiprocessors: int) -> int:
-    """Few outputs, each a sum of many inputs: several blocks share an output and leave partial sums.
+    """Sum many inputs into few outputs: several blocks share an output and leave partial sums.
 
     Threads of a block run along the outputs, up to four of them at a time.
     """
@@ -50,7 +50,7 @@ def partial_sums(num_outputs: int, num_inputs: int, num_multiprocessors: int) ->
 
 
 def block_sums(num_rows: int, width: int, itemsize: int, num_multiprocessors: int) -> int:
-    """The gradient of a norm's weight: where rows are many and narrow, a sum for each of many blocks."""
+    """Sum the gradient of a norm's weight by blocks, if its rows are many and narrow."""
     return _num_blocks(num_rows, width, num_multiprocessors) * width * itemsize
 
 
@@ -60,12 +60,12 @@ def sums_of_blocks(num_rows: int, width: int, num_multiprocessors: int) -> int:
 
 
 def either(count: int, below: int, bytes_below: int, bytes_from: int) -> int:
-    """One amount below a bound, another from there on: a kernel's choice by a count."""
+    """Return one amount below a bound, another from there on: a kernel's choice by a count."""
     return bytes_below if count < below else bytes_from
 
 
 def shared_tiles(num_positions: int, of_a_share: int, most_shares: int, tile_bytes: int, beside: int) -> int:
-    """Tiles of a sum over positions that several multiprocessors share, each with enough of them to add."""
+    """Share the tiles of a sum over positions among multiprocessors, as many as have enough to add."""
     shares = min(most_shares, num_positions // of_a_share)
     return (shares * tile_bytes if shares > 1 else 0) + beside
 
@@ -85,7 +85,7 @@ def sorted_indices(count: int) -> int:
 
 
 def pieces_of_a_table(count: int, num_rows: int, width: int) -> int:
-    """The gradient of an embedding: rows of equal index are summed in pieces, then the pieces."""
+    """Sum the gradient of an embedding: rows of equal index in pieces, then the pieces."""
     if count <= SORTED_FROM:
         return 0
     return (count // ROWS_PER_PIECE + min(count, num_rows)) * (-(-width // WARP) * WARP) * 4

@@ -58,7 +58,7 @@ def _group_norm(
 
 
 def batch_norm_backward_copy(args: Any, kwargs: Any) -> tuple[tuple[int, ...], ...]:
-    """A copy of the gradient in the order of the input, for cuDNN."""
+    """Return a copy of the gradient in the input's memory order, for cuDNN."""
     gradient, x = args[0], args[1]
     if not _by_cudnn(x) or gradient.is_contiguous(memory_format=suggest_memory_format(x)):
         return ()

@@ -23,7 +23,7 @@ def install(library: torch.library.Library) -> None:
 
 
 def answer(library: torch.library.Library) -> None:
-    """What PyTorch does not know of cells without data, or only where they have biases, on any device."""
+    """Answer for cells without data what PyTorch does not know, or knows only if they have biases."""
     library.impl("_thnn_fused_lstm_cell", _lstm_forward, "Meta", allow_override=True)
     library.impl("_thnn_fused_gru_cell", _gru_forward, "Meta")
     library.impl("_thnn_fused_gru_cell_backward", _gru_backward, "Meta")

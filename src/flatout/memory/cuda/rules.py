@@ -233,7 +233,7 @@ def _dropout(x: Tensor, p: float, train: bool) -> Tensor:
 
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """PyTorch's linear, with the bias added in place, which PyTorch avoids for fake tensors."""
+    """Run PyTorch's linear with the bias added in place, which PyTorch avoids for fake tensors."""
     if bias is None or x.dim() < 3 or x.is_contiguous():
         composite = torch._C.DispatchKey.CompositeImplicitAutograd
         result: Tensor = aten.linear.default._op_dk(composite, x, weight, bias)

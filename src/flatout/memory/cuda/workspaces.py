@@ -122,7 +122,7 @@ class Workspaces:
         self._taken.clear()
 
     def before(self, func: Any, args: Any, kwargs: Any) -> tuple[Group, ...]:
-        """Blocks made before the results; the last group is held until the results are done."""
+        """Return the blocks made before the results; the last group is held until the results are done."""
         rule = self._copies.get(func)
         return () if rule is None else rule(args, kwargs)
 
@@ -134,12 +134,12 @@ class Workspaces:
         return None if place is None else _element_bytes(args, kwargs, place)
 
     def of(self, func: Any, args: Any, kwargs: Any) -> tuple[Group, ...]:
-        """Blocks taken after the results exist."""
+        """Return the blocks taken after the results exist."""
         rule = self._rules.get(func)
         return () if rule is None else rule(args, kwargs)
 
     def lasting(self, func: Any, args: Any, *, in_backward: bool) -> tuple[int, ...]:
-        """Blocks that the library takes with this operation and keeps."""
+        """Return the blocks that the library takes with this operation and keeps."""
         if func not in PRODUCTS:
             return ()
         thread = "backward" if in_backward else "forward"
@@ -151,7 +151,7 @@ class Workspaces:
         return fresh
 
     def _sum(self, args: Any, kwargs: Any) -> tuple[Group, ...]:
-        """Sums over slow dimensions: the gradient of a bias."""
+        """Return the partial sums of a sum over slow dimensions: the gradient of a bias."""
         x, dims = args[0], args[1]
         if not dims or not x.dim() or x.dtype.itemsize > 4:
             return ()
@@ -164,7 +164,7 @@ class Workspaces:
         return ((Formula("partial sums", numbers),),)
 
     def _layer_norm_backward(self, args: Any, kwargs: Any) -> tuple[Group, ...]:
-        """Sums by blocks of rows for weight and bias, then what summing those takes."""
+        """Return the sums by blocks of rows for weight and bias, then what summing those takes."""
         x, normalized, weight, mask = args[1], args[2], args[5], args[7]
         width = math.prod(normalized)
         if weight is None or not (mask[1] or mask[2]) or width // WARP >= self.num_multiprocessors // 2:
@@ -192,7 +192,7 @@ def _embedding(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def _index_put(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    """Adding at indices: one linear index from all of them, sorted with the places it came from."""
+    """Add at indices: one linear index is made from all of them and sorted with its places."""
     indices = [each for each in args[1] if each is not None]
     adds = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     if not adds or any(each.dtype in (torch.bool, torch.uint8) for each in indices):
@@ -214,7 +214,7 @@ def _loss_by_element(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def _element_bytes(args: Any, kwargs: Any, place: int) -> int | None:
-    """Bytes of a per-element loss; None when that is the result itself (reduction 0)."""
+    """Return the bytes of a per-element loss; None when that is the result itself (reduction 0)."""
     x, target = args[0], args[1]
     if (args[place] if len(args) > place else kwargs.get("reduction", 1)) == 0:
         return None
@@ -223,14 +223,14 @@ def _element_bytes(args: Any, kwargs: Any, place: int) -> int | None:
 
 
 def _distances(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    """Squares to be summed, then both inputs with two more columns for one product."""
+    """Return the squares to be summed, then both inputs with two more columns for one product."""
     left, right = args[0], args[1]
     sizes = [(x.numel() + 2 * x.numel() // x.shape[-1]) * x.dtype.itemsize for x in (left, right)]
     return ((left.nbytes,), (right.nbytes,), (left.nbytes, *sizes))
 
 
 def _roll(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    """A contiguous copy if needed, then one result per dimension; the last is the answer."""
+    """Return a contiguous copy if needed, then one result per dimension but the last."""
     x, dims = args[0], (args[2] if len(args) > 2 else kwargs.get("dims", ()))
     between = (x.nbytes,) * (len(dims) - 1)
     copy = _in_one_piece(x)
@@ -238,7 +238,7 @@ def _roll(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def _base_grid(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    """The places that are moved, as coordinates with a one after them."""
+    """Return the coordinates that the grid moves, each with a one after it."""
     theta, (batch_size, _channels, *sides) = args[0], args[1]
     return ((batch_size * math.prod(sides) * theta.shape[-1] * theta.dtype.itemsize,),)
 
@@ -252,7 +252,7 @@ def _ctc_loss_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def _safe_softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    """One byte for each score that says whether it is minus infinity."""
+    """Return one byte for each score: whether it is minus infinity."""
     return ((args[0].numel(),),)
 
 
@@ -265,6 +265,6 @@ def _layer_norm_copies(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def _in_one_piece(*tensors: Tensor) -> tuple[Group, ...]:
-    """Copies of the tensors that are not contiguous, held together."""
+    """Return copies of the tensors that are not contiguous, held together."""
     copies = tuple(x.nbytes for x in tensors if not x.is_contiguous())
     return (copies,) if copies else ()

@@ -25,7 +25,7 @@ LARGEST = 1 << 25  # elements with data
 
 
 def make_batch(job: Job, sizes: Sizes, *, mode: FakeTensorMode | None = None) -> Any:
-    """One batch of `job`; tensors larger than `LARGEST` belong to `mode`."""
+    """Make one batch of `job`; tensors larger than `LARGEST` belong to `mode`."""
     large = _LargeWithoutData(mode or FakeTensorMode(allow_non_fake_inputs=True))
     state = torch.get_rng_state()
     try:
@@ -65,7 +65,7 @@ class _LargeWithoutData(TorchDispatchMode):
 
 
 def _most_elements(args: Any, kwargs: Any) -> int:
-    """The largest result these arguments can have, roughly: the product of all their sizes."""
+    """Return about the largest result these arguments can have: the product of all their sizes."""
     found = 1
     for leaf in tree_iter((args, kwargs)):
         if isinstance(leaf, Tensor):

@@ -22,7 +22,7 @@ DEFAULT_BATCH_SIZE = 8
 
 
 def tensors_of(batch: Any) -> Iterator[Tensor]:
-    """Every tensor of a batch: in mappings, sequences and dataclasses, however deep."""
+    """Yield every tensor of a batch: in mappings, sequences and dataclasses, however deep."""
     found: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:

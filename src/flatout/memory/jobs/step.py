@@ -31,7 +31,7 @@ class Parts:
 
 
 def make_parts(job: Job, recipe: Recipe, *, device: str) -> Parts:
-    """Model, optimizer and scaler on `device`, ready for the first step."""
+    """Make model, optimizer and scaler on `device`, ready for the first step."""
     with torch.device(device):
         model = job.make_model()
     model.to(device)
@@ -78,7 +78,7 @@ def run_step(
     keep_gradients: bool = False,
     mark: Callable[[Phase], None] = lambda phase: None,
 ) -> None:
-    """One step on `batch`, which already is on the device; accumulation uses it again and again.
+    """Run one step on `batch`, which is already on the device; accumulation uses it again and again.
 
     With `keep_gradients` it is the last micro-batch of a step: it adds to the gradients that are there.
     """

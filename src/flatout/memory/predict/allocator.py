@@ -70,7 +70,7 @@ def round_bytes(num_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def allocated_series(events: NDArray[np.int64], block_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Bytes in use after each event."""
+    """Return the bytes in use after each event."""
     births = events >= 0
     moved = block_bytes[np.where(births, events, ~events)]
     return np.cumsum(np.where(births, moved, -moved))
@@ -211,7 +211,7 @@ class _Pools:
         raise NotImplementedError
 
     def prefer(self, keys: list[int], index: int) -> int:
-        """The index of the block to take, where best fit found `index`."""
+        """Return the index of the block to take; best fit found `index`."""
         return index
 
     def exceeds(self, length: int) -> bool:
@@ -277,7 +277,7 @@ class _Expandable(_Pools):
         self.gaps[_LARGE_BASE] = _ADDRESS // 2
 
     def prefer(self, keys: list[int], index: int) -> int:
-        """A block before a gap counts with the gap it could grow into, so that it is taken later."""
+        """Take a block before a gap later: it counts with the gap it could grow into."""
         room = self.room(keys[index])
         while index + 1 < len(keys) and (following := self.room(keys[index + 1])) < room:
             index, room = index + 1, following
@@ -315,7 +315,7 @@ class _Expandable(_Pools):
         return (end - start) << _SHIFT | start
 
     def lowest_room(self, need: int) -> int:
-        """The lowest address from which free blocks and gaps without a break hold `need`."""
+        """Find the lowest address from which free blocks and gaps hold `need` without a break."""
         for gap in sorted(self.gaps):
             if (gap >= _LARGE_BASE) != (need > _SMALL):
                 continue

@@ -133,7 +133,7 @@ def estimate(
 
 
 def _at(trace: Trace, block_bytes: NDArray[np.int64], event: int) -> dict[Component, int]:
-    """Bytes in use by component after `event`."""
+    """Return the bytes in use by component after `event`."""
     return {
         component: int(values[0]) if len(values) else 0
         for component, values in _component_series(trace, block_bytes, np.array([event])).items()
@@ -188,7 +188,7 @@ def _peak(marks: tuple[tuple[int, str, Phase], ...], series: NDArray[np.int64]) 
 def _timeline(
     trace: Trace, block_bytes: NDArray[np.int64], series: NDArray[np.int64], peak: int
 ) -> MemoryTimeline:
-    """The step in which the peak lies."""
+    """Return the step in which the peak lies."""
     step, _phase = _step_and_phase(trace.marks, peak)
     start, end = _bounds(trace.marks, step, len(series))
     picked = _thin_out(series[start:end], MAX_POINTS) + start
@@ -203,7 +203,7 @@ def _timeline(
 
 
 def _bounds(marks: tuple[tuple[int, str, Phase], ...], step: str, num_events: int) -> tuple[int, int]:
-    """The first event of a step and the one after its last."""
+    """Return the first event of a step and the one after its last."""
     starts = [at for at, name, _phase in marks if name == step]
     if not starts:
         return (num_events, num_events)
@@ -212,7 +212,7 @@ def _bounds(marks: tuple[tuple[int, str, Phase], ...], step: str, num_events: in
 
 
 def _thin_out(series: NDArray[np.int64], max_points: int) -> NDArray[np.int64]:
-    """At most `max_points` indices: first and last, and the largest value of each of equal stretches."""
+    """Pick at most `max_points` indices: first, last, and the largest value of each equal stretch."""
     if len(series) <= max_points:
         return np.arange(len(series))
     edges = np.linspace(0, len(series), max_points - 1).astype(np.int64)

@@ -145,7 +145,7 @@ class Forecaster(TracedSteps):
     def estimate(
         self, recipe: Recipe, *, sizes: Sizes | None = None, lengths: Mapping[int, int] | None = None
     ) -> MemoryEstimate:
-        """What one step takes at `sizes`, traced at these very sizes."""
+        """Estimate one step at `sizes`, traced at these very sizes."""
         trace = self.trace(recipe, self._complete(_with_longest(sizes, lengths)))
         return estimate(
             trace,
@@ -191,7 +191,7 @@ class Forecaster(TracedSteps):
         )
 
     def simulate(self, step: SizedTrace, *, cap_bytes: int | None = None) -> Simulation:
-        """What the allocator of this forecaster does with a step."""
+        """Simulate what this forecaster's allocator does with a step."""
         return step.simulate(cap_bytes=cap_bytes, expandable_segments=self.expandable_segments)
 
     def _verified(
@@ -269,7 +269,7 @@ class Forecaster(TracedSteps):
         return (*leaning, *notes_on_guesses(self.guesses))
 
     def of_stage(self, name: str) -> Forecaster:
-        """The forecast of one stage: a stage may train another model."""
+        """Return the forecast of one stage: a stage may train another model."""
         return self._stages.get(name, self)
 
     def set_stage(self, name: str, other: Forecaster) -> None:
@@ -433,7 +433,7 @@ def estimate_job(
 
 
 def caveats_of(guesses: Collection[Guess], *, device: Device | None) -> tuple[str, ...]:
-    """What may be too low, each as a clause; `device` is None where the job was run on it.
+    """Say what may be too low, each as a clause; `device` is None if the job was run on it.
 
     Of sizes that depend on data, a trace mostly takes the largest there can be; a choice among experts it
     answers evenly, and a number that decides something it makes up.  And kernels other than the measured ones

@@ -40,7 +40,7 @@ class ShardedParameter:
         return self.num_elements * self.element_bytes
 
     def shard_elements(self, ranks: int) -> int:
-        """Of the largest chunk; a scalar cannot be cut."""
+        """Return the elements of the largest chunk; a scalar cannot be cut."""
         if not self.shape:
             raise BadInput("FSDP2 shards no parameter without dimensions", hint="give it the shape (1,)")
         return -(-self.shape[0] // ranks) * math.prod(self.shape[1:])
@@ -49,7 +49,7 @@ class ShardedParameter:
         return self.shard_elements(ranks) * self.element_bytes
 
     def gathered_bytes(self, ranks: int) -> int:
-        """The whole with its padding."""
+        """Return the bytes of the whole parameter, with its padding."""
         return self.shard_bytes(ranks) * ranks
 
 
@@ -82,7 +82,7 @@ def block_of_name(name: str) -> str:
 
 
 def units_of(model: nn.Module) -> tuple[Unit, ...]:
-    """A unit for each block in the order of its first parameter, and the root's; shared parameters once."""
+    """Return a unit for each block, in the order of parameters, and the root's; shared parameters once."""
     pieces: dict[str, list[ShardedParameter]] = {ROOT: []}
     for name, parameter in model.named_parameters():
         piece = ShardedParameter(
@@ -95,7 +95,7 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
 
 
 def units_of_job(job: Job, recipe: Recipe) -> tuple[Unit, ...]:
-    """The units of a job's model, which is made on the meta device: shapes without memory."""
+    """Return the units of a job's model, which is made on the meta device: shapes without memory."""
     import torch
 
     with torch.device("meta"):

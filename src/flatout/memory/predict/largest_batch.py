@@ -45,15 +45,15 @@ class CapSearch:
         self._known: dict[int, Simulation | None] = {}
 
     def safe_batch(self) -> int:
-        """The largest that trains without a flush."""
+        """Find the largest batch that trains without a flush."""
         return largest_that(self.is_safe, max_size=self.max_batch)
 
     def limit_batch(self) -> int:
-        """The largest that trains."""
+        """Find the largest batch that trains."""
         return largest_that(self.trains, low=self.safe_batch(), max_size=self.max_batch)
 
     def unbroken_batch(self, *, looked_below: float = LOOKED_BELOW) -> int:
-        """The largest that trains, with flushes, as all smaller ones near it do.
+        """Find the largest batch that trains, with flushes, as all smaller ones near it do.
 
         Near is one sample, and the share `looked_below` of the batch, of which `MOST_LOOKS` are tried.
         """
@@ -73,7 +73,7 @@ class CapSearch:
         return self._run(batch_size) is not None
 
     def _run(self, batch_size: int) -> Simulation | None:
-        """The step under the cap; None if it runs out of memory."""
+        """Simulate the step under the cap; None if it runs out of memory."""
         if batch_size not in self._known:
             step = self.step_at(batch_size)
             done = None
@@ -84,7 +84,7 @@ class CapSearch:
 
 
 def longest(lengths: Mapping[int, int]) -> int:
-    """The length that decides, of a histogram length -> how often: one batch of the longest is enough."""
+    """Return the longest length of a histogram (length -> how often): one such batch decides."""
     seen = [length for length, count in lengths.items() if count > 0]
     if not seen:
         raise BadInput("the histogram of lengths is empty")
@@ -92,7 +92,7 @@ def longest(lengths: Mapping[int, int]) -> int:
 
 
 def largest_that(holds: Callable[[int], bool], *, low: int = 0, max_size: int) -> int:
-    """The largest size for which `holds` is nearly surely true: doubling, bisection, then neighbours."""
+    """Find the largest size for which `holds`, nearly surely: by doubling, bisection, then neighbours."""
     low = _bisected(holds, low=low, max_size=max_size)
     above = low + NUM_NEIGHBOURS
     while (size := next((size for size in range(min(above, max_size), low, -1) if holds(size)), 0)) > low:
@@ -102,7 +102,7 @@ def largest_that(holds: Callable[[int], bool], *, low: int = 0, max_size: int) -
 
 
 def _bisected(holds: Callable[[int], bool], *, low: int, max_size: int) -> int:
-    """A size for which `holds` is true and for the next one false."""
+    """Find a size for which `holds` is true and for the next one false."""
     step = 1
     high = low + 1
     while high <= max_size and holds(high):

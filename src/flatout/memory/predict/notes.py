@@ -36,13 +36,13 @@ def is_not_cuda(device: Device | None) -> bool:
 
 
 def notes_of(trace: Trace, device: Device | None) -> tuple[str, ...]:
-    """Everything that an estimate from this trace leans on."""
+    """Return everything that an estimate from this trace leans on."""
     leaning = (LEANS[lean] for lean in trace.leans_on)
     return (*leaning, *notes_on_guesses(trace.guesses), *notes_on_device(device))
 
 
 def notes_on_guesses(guesses: Collection[Guess]) -> Iterator[str]:
-    """One sentence for each answer that was given in the place of data."""
+    """Yield one sentence for each answer that was given in place of data."""
     places: dict[str, dict[str, None]] = {}
     for guess in guesses:
         places.setdefault(guess.answer, {})[guess.module or guess.op] = None

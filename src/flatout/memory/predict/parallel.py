@@ -46,7 +46,7 @@ SMALL_BYTES = 512  # the optimizer's scalars are not sharded
 
 
 def bucket_sizes(sizes: Iterable[int], *, limits: Sequence[int]) -> list[int]:
-    """Bytes of DDP's buckets: each is closed by the tensor that takes it to its limit; the last repeats."""
+    """Return the bytes of DDP's buckets: the tensor that reaches the limit closes one; the last limit repeats."""
     closed: list[int] = []
     filled = 0
     for num_bytes in sizes:
@@ -63,7 +63,7 @@ def with_ddp(
     bucket_bytes: int = BUCKET_BYTES,
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
 ) -> Trace:
-    """The trace of one rank of DistributedDataParallel."""
+    """Return the trace of one rank of DistributedDataParallel."""
     steps = steps_of(trace)
     edit = Edit(trace)
     start = steps[0].start
@@ -91,7 +91,7 @@ def with_ddp(
 
 
 def _in_order_of_reduction(trace: Trace, gradients: Sequence[int]) -> list[int]:
-    """Bytes of the gradients in the reverse order of the parameters, or as they come if some are frozen."""
+    """Return the gradients' bytes in reverse order of the parameters, or as they come if some are frozen."""
     as_they_come = [trace.storages[number].num_bytes for number in gradients]
     parameters = [each.num_bytes for each in trace.storages if each.component == "parameters"]
     return parameters[::-1] if sorted(parameters) == sorted(as_they_come) else as_they_come
@@ -128,7 +128,7 @@ def _check_units(trace: Trace, units: Sequence[Unit]) -> None:
 
 
 def _shard_what_lasts(edit: Edit, units: Sequence[Unit], steps: Sequence[StepMarks], ranks: int) -> None:
-    """Parameters, the optimizer's state and what its step takes, in chunks."""
+    """Cut parameters, the optimizer's state and what its step takes into chunks."""
     groups: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     for number, storage in enumerate(edit.origin.storages):
         lasts = storage.component in ("parameters", "optimizer state")
@@ -150,7 +150,7 @@ def _shard_what_lasts(edit: Edit, units: Sequence[Unit], steps: Sequence[StepMar
 
 
 def _chunks(num_bytes: int, count: int, pieces: Sequence[ShardedParameter], ranks: int) -> list[int]:
-    """Bytes of the chunks of `count` storages of `num_bytes`, which belong to these parameters in order."""
+    """Return the bytes of the chunks of `count` storages, which belong to these parameters in order."""
     if not pieces:
         return [num_bytes if num_bytes <= SMALL_BYTES else -(-num_bytes // ranks)] * count
     chunks = [piece.shard_elements(ranks) * num_bytes // piece.num_elements for piece in pieces]
@@ -170,7 +170,7 @@ class _Sharded:
         self.kept: list[int] = []  # the input of the last reduce-scatter
 
     def run(self) -> list[int]:
-        """The sharded gradients, which are alive when the step ends."""
+        """Return the sharded gradients, which are alive when the step ends."""
         calls = self._calls()
         whole_root = self._forward(calls)
         order = list(dict.fromkeys(name for name, _start, _end in reversed(calls)))
@@ -178,7 +178,7 @@ class _Sharded:
         return self.shards
 
     def _calls(self) -> list[tuple[str, int, int]]:
-        """(block, its first event, the one after its last) of each call of a block's forward."""
+        """List (block, its first event, the one after its last) of each call of a block's forward."""
         calls: list[tuple[str, int, int]] = []
         for at in range(self.step.forward, self.step.backward):
             event = int(self.edit.origin.events[at])
@@ -193,7 +193,7 @@ class _Sharded:
         return calls
 
     def _gather(self, unit: Unit, phase: Phase) -> tuple[int, list[int]]:
-        """The flat buffer and the whole parameters of a unit."""
+        """Add the flat buffer and the whole parameters of a unit."""
         flat = self.edit.storage(
             unit.gathered_bytes(self.ranks), "temporaries", phase, "FSDP all-gather", unit.name
         )
@@ -244,7 +244,7 @@ class _Sharded:
         edit.before[end] += [~each for each in self.kept]
 
     def _reduce(self, unit: Unit, gradients: Sequence[int], *, at: int) -> None:
-        """Whole gradients into a flat buffer, and that into this rank's chunk."""
+        """Reduce whole gradients into a flat buffer, and that into this rank's chunk."""
         edit = self.edit
         edit.before[at] += [~each for each in self.kept]
         self.kept = []
@@ -260,7 +260,7 @@ class _Sharded:
         self.shards.append(shard)
 
     def _ends(self, order: Sequence[str]) -> tuple[dict[str, int], dict[str, list[int]]]:
-        """Where each block's backward ends, and the gradients of each unit, found by their sizes."""
+        """Find where each block's backward ends, and the gradients of each unit by their sizes."""
         edit, step = self.edit, self.step
         missing = {name: Counter(p.num_bytes for p in self.blocks[name].trainable) for name in order}
         owned: dict[str, list[int]] = {ROOT: [], **{name: [] for name in order}}
@@ -282,7 +282,7 @@ class _Sharded:
         return ends, owned
 
     def _last_death(self, name: str) -> int:
-        """For a block without gradients: where the last of its activations dies in the backward."""
+        """Find where the last activation of a block without gradients dies in the backward."""
         if self.blocks[name].trainable:
             return 0
         found = [

@@ -29,7 +29,7 @@ class RepeatedSteps:
     starts: tuple[int, ...]
 
     def flushes(self, *, cap_bytes: int, expandable_segments: bool = False) -> int | None:
-        """How often the allocator hands memory back in the last step; None where a step does not fit."""
+        """Count how often the allocator hands memory back in the last step; None if a step does not fit."""
 
         def done(events: Numbers) -> Simulation:
             return simulate(
@@ -43,7 +43,7 @@ class RepeatedSteps:
 
 
 def repeated(found: SizedTrace, *, num_steps: int = NUM_STEPS) -> RepeatedSteps:
-    """`num_steps` steps; those of the trace alone where its second step does not leave what it found."""
+    """Repeat a trace's second step up to `num_steps`; not if it does not leave what it found."""
     events, num_bytes = found.trace.events, found.num_bytes
     start = next((at for at, step, _phase in found.trace.marks if step == "next"), len(events))
     step = events[start:]
@@ -67,7 +67,7 @@ def repeated(found: SizedTrace, *, num_steps: int = NUM_STEPS) -> RepeatedSteps:
 
 
 def _handed_on(events: Numbers, num_bytes: Numbers, start: int) -> tuple[Numbers, Numbers] | None:
-    """What the second step frees of the first, and what it leaves in its place; None where they differ."""
+    """Return what the second step frees of the first and what it leaves instead; None if they differ."""
     step = events[start:]
     born, died = step[step >= 0], ~step[step < 0]
     before, after = np.setdiff1d(died, born), np.setdiff1d(born, died)

@@ -51,7 +51,7 @@ class SizedTrace:
 
 
 def sized(trace: Trace) -> SizedTrace:
-    """A trace at the sizes it was taken at."""
+    """Return a trace at the sizes it was taken at."""
     return SizedTrace(trace=trace, sizes=dict(trace.sizes), num_bytes=_bytes_of(trace))
 
 
@@ -60,14 +60,14 @@ def _bytes_of(trace: Trace) -> Numbers:
 
 
 def _numbers_of(trace: Trace) -> Numbers:
-    """What is a polynomial: bytes of storages without a formula, then the counts of those with one."""
+    """Return what is a polynomial: bytes of storages without a formula, then counts of those with one."""
     plain = [0 if storage.formula else storage.num_bytes for storage in trace.storages]
     counts = [count for storage in trace.storages if storage.formula for count in storage.formula.counts]
     return np.array([*plain, *counts], dtype=np.int64)
 
 
 def _evaluated(trace: Trace, numbers: Numbers) -> Numbers:
-    """Bytes of every storage from `numbers`, which are laid out as `_numbers_of` has them."""
+    """Compute the bytes of every storage from `numbers`, which are laid out as in `_numbers_of`."""
     num_bytes = numbers[: len(trace.storages)].copy()
     counts = numbers[len(trace.storages) :].tolist()
     start = 0
@@ -133,7 +133,7 @@ class Replay:
         return not self._uncovered(sizes)
 
     def at(self, **sizes: int) -> SizedTrace:
-        """The step at `sizes`; a size that is not given is the base's."""
+        """Return the step at `sizes`; a size that is not given is the base's."""
         self._refuse_uncovered(sizes)
         wanted = {**self.base.sizes, **sizes}
         numbers = _combine({knob.name: knob.at(wanted[knob.name]) for knob in self.knobs}, self)
@@ -172,7 +172,7 @@ class Replay:
 def fit_replay(
     traces: Sequence[Trace], *, periods: Mapping[str, int] = PERIODS, exact: bool = True
 ) -> Replay:
-    """A replay from traces of one job at `sample_sizes`, in any order.
+    """Fit a replay to traces of one job at `sample_sizes`, in any order.
 
     Where sizes are shared out, as tokens among experts, no polynomial is exact between multiples of the
     number of shares: without `exact` such sizes are rounded up from traces at multiples.
@@ -203,7 +203,7 @@ def fit_replay(
 
 
 def _base_of(traces: Sequence[Trace]) -> Trace:
-    """The trace from which most others differ in one size only; the smallest of equals."""
+    """Find the trace from which most others differ in one size only; the smallest of equals."""
     if not traces:
         raise BadInput("a replay needs traces of the job at several sizes; there are none")
     if any(trace.sizes.keys() != traces[0].sizes.keys() for trace in traces):
@@ -246,7 +246,7 @@ def _fit_knob(name: str, base: Trace, traces: Sequence[Trace], *, period: int, e
 
 
 def _choose_forms(replay: Replay, crosses: Sequence[Trace]) -> Replay:
-    """For each storage the first form that agrees with every trace in which several knobs moved."""
+    """Choose for each storage the first form that agrees with every trace that moves several knobs."""
     if not crosses:
         return replay
     forms = np.full(len(replay.num_bytes), -1, np.int8)
@@ -268,7 +268,7 @@ def _choose_forms(replay: Replay, crosses: Sequence[Trace]) -> Replay:
 
 
 def _combine(along: Mapping[str, Numbers], replay: Replay) -> Numbers:
-    """Bytes where every knob moved, from the bytes where each moved alone."""
+    """Compute the bytes where every knob moved from those where each moved alone."""
     base, forms = replay.num_bytes, replay.forms
     if not along:
         return base.copy()
@@ -339,7 +339,7 @@ def _compare_events(base: Trace, trace: Trace) -> None:
 
 
 def _canonical(events: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Events with the deaths between two births in the order of their storages."""
+    """Sort the deaths between two births in the order of their storages."""
     births = events >= 0
     return events[np.lexsort((events, ~births, np.cumsum(births)))]
 

@@ -23,7 +23,7 @@ def sample_sizes(
     knobs: Sequence[str] = (BATCH,),
     smallest_batch: int = SMALLEST_BATCH,
 ) -> list[dict[str, int]]:
-    """The sizes to trace so that a `Replay` can answer for any value of `knobs`; the rest stays the job's.
+    """Choose the sizes to trace so that a `Replay` can answer for any value of `knobs`; others stay.
 
     Samples are small, because integer tensors are computed for real, but a size with a period is never
     sampled above the job's own: a model may have no positions for it.  No two knobs share a value.
@@ -66,7 +66,7 @@ def _points(wanted: int, period: int, *, smallest: int, taken: Iterable[int]) ->
 
 
 def block_of(period: int) -> int:
-    """Lengths of one block round up to the same, whether kernels round to the period, a half or a quarter.
+    """Return the block in which all lengths round up alike, to the period, its half or its quarter.
 
     The rows that efficient attention keeps are rounded up to 32.
     """

@@ -85,7 +85,7 @@ class TracedSteps:
         self._replays: dict[tuple[Key, bool], Replay | None] = {}  # True: in every knob
 
     def what_if(self, recipe: Recipe, *, sizes: Sizes | None = None) -> SizedTrace:
-        """The step at `sizes`: replayed where it follows from small traces, else traced."""
+        """Return the step at `sizes`: replayed if it follows from small traces, else traced."""
         wanted = self._complete(sizes)
         for in_every_knob in (True, False):
             replay = self._replay(recipe, wanted, in_every_knob=in_every_knob)
@@ -97,7 +97,7 @@ class TracedSteps:
         return sized(self.trace(recipe, wanted, quick=True))
 
     def trace(self, recipe: Recipe, sizes: Sizes, *, quick: bool = False) -> Trace:
-        """The trace at `sizes`; a `quick` one steps only the last of several accumulated micro-batches."""
+        """Return the trace at `sizes`; a `quick` one steps only the last accumulated micro-batch."""
         quick = quick and _accumulates(recipe)
         at = (_key(recipe, sizes), quick)
         if at not in self._traces:
@@ -105,7 +105,7 @@ class TracedSteps:
         return self._traces[at]
 
     def _replay(self, recipe: Recipe, sizes: Sizes, *, in_every_knob: bool = False) -> Replay | None:
-        """A replay in the batch size or in every knob; None where the job has none."""
+        """Return a replay in the batch size or in every knob; None if the job has none."""
         if in_every_knob and len(self.knobs) == 1:
             return None
         moved = self.knobs if in_every_knob else (BATCH,)
@@ -123,7 +123,7 @@ class TracedSteps:
         return self._replays[at]
 
     def make_traces(self, recipe: Recipe, all_sizes: Iterable[Sizes], *, quick: bool = False) -> list[Trace]:
-        """A trace at each of `all_sizes`, in their order, from the store where it has them."""
+        """Return a trace at each of `all_sizes`, in their order, from the store if it has them."""
         wanted = [dict(sizes) for sizes in all_sizes]
         conditions = [self._conditions(recipe, sizes, quick=quick) for sizes in wanted]
         found = [self.store.find(condition) if self.store else None for condition in conditions]
@@ -142,7 +142,7 @@ class TracedSteps:
         return traces
 
     def _conditions(self, recipe: Recipe, sizes: Sizes, *, quick: bool) -> dict[str, object]:
-        """What a trace is made under: of a device its kind, since its memory has no part in a trace."""
+        """Return what a trace depends on; of a device, its kind but not its memory."""
         kind = (self.device.compute_capability, self.device.datasheet) if self.device else None
         return {
             "recipe": recipe,

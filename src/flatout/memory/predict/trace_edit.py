@@ -46,7 +46,7 @@ def steps_of(trace: Trace) -> list[StepMarks]:
 
 
 def gradients_of(trace: Trace, step: StepMarks) -> list[int]:
-    """The gradients of a step in their order of birth."""
+    """Return the gradients of a step in their order of birth."""
     events = trace.events[step.start : step.optimizer].tolist()
     return [event for event in events if event >= 0 and trace.storages[event].component == "gradients"]
 

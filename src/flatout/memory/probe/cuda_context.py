@@ -47,7 +47,7 @@ def reading_of(gpu: GpuSnapshot | None, *, pid: int, reserved_bytes: int) -> Rea
 
 
 def context_of(before: Reading, readings: Sequence[Reading]) -> Context:
-    """From a reading without a context, and some with it, each after a part of the work."""
+    """Compute the context from a reading without it and some with it, each after a part of the work."""
     last = readings[-1]
     if last.own_bytes is not None and last.own_bytes > last.reserved_bytes:
         return Context(num_bytes=last.own_bytes - last.reserved_bytes, missing=None)

@@ -68,7 +68,7 @@ class Receipt:
 def correct(
     estimate: MemoryEstimate, receipt: Receipt, *, at_probes: Sequence[MemoryEstimate]
 ) -> MemoryEstimate:
-    """`estimate` with what estimates `at_probes`, made at the probes' own sizes, had missed.
+    """Correct `estimate` by what the estimates `at_probes`, made at the probes' own sizes, missed.
 
     At a probed batch the result is what was measured, and at a larger one never below it.  Allocated bytes
     that the trace did not have are counted under "workspaces" and keep the sum of the components; where the

@@ -84,7 +84,7 @@ def _check_batches(batch_sizes: Sequence[int]) -> None:
 def choose_batches(
     process_bytes: Callable[[int], int], *, batch_size: int, free_bytes: int, name: str = "the job"
 ) -> tuple[int, ...]:
-    """Half of a batch and the batch itself, which is the largest of batch/4, batch/8, ... that is small.
+    """Choose a small batch, the largest of batch/4, batch/8, ... that is allowed, and half of it.
 
     A batch of 1 is often a case of its own, but better than no probe.
     """
@@ -102,7 +102,7 @@ def choose_batches(
 
 
 def look_at(device_index: int) -> Room:
-    """The GPU and what is free of it; takes a context for a moment."""
+    """Return the GPU and what is free of it; this takes a context for a moment."""
     import torch
 
     check_cuda(device_index, what=PROFILE)
@@ -157,7 +157,7 @@ def measure(
 
 
 def _step_at(job: Job, recipe: Recipe, sizes: dict[str, int]) -> tuple[Measured, tuple[int, int]]:
-    """Peaks of a few steps of a job built afresh, with nothing of its making left in the cache."""
+    """Measure the peaks of a few steps of a job built afresh, with an empty cache."""
     import torch
     from torch.utils._pytree import tree_map
 

@@ -92,7 +92,7 @@ _imports_packages = True  # until a server turns out to be of no use with them
 
 
 def answer_from_server(parcel: bytes) -> tuple[str, Any]:
-    """What `answer_of` gives for the function in a parcel, in a child of the server."""
+    """Run the function in a parcel in a child of the server; return what `answer_of` gives."""
     here, pid = _connected()
     try:
         here.send(Surroundings.here())
@@ -113,7 +113,7 @@ def answer_from_server(parcel: bytes) -> tuple[str, Any]:
 
 
 def _connected() -> tuple[Connection, int]:
-    """A connection to a child of the server, and the child's number.
+    """Return a connection to a child of the server, and the child's number.
 
     A server that fails at importing what this process has, or whose imports ask CUDA something, is replaced
     by one that imports nothing of that.
@@ -174,7 +174,7 @@ def _end_own() -> None:
 
 
 def serve(door_number: int, *, modules: Sequence[str] = ()) -> None:
-    """In the server, fork a child for each connection until no client is left."""
+    """Fork a child for each connection until no client is left; this is the server."""
     from flatout.memory.trace.make_trace import import_before_forking
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is this process's parent's to judge
@@ -202,7 +202,7 @@ def serve(door_number: int, *, modules: Sequence[str] = ()) -> None:
 
 
 def _answer(pipe: Connection) -> None:
-    """In a child of the server: do what is asked, and end; at once where it cannot use CUDA."""
+    """Do what is asked, in a child of the server, and end; at once if it cannot use CUDA."""
     import cloudpickle
     import torch
 

@@ -28,7 +28,7 @@ FORK_TRIES = 300
 def in_fresh_process(
     function: Callable[..., Result], *args: Any, what: str, with_values: bool = False
 ) -> Result:
-    """In a child that may use CUDA, which `what` needs; `with_values` where it computes with the weights."""
+    """Run a function in a child that may use CUDA, which `what` needs; `with_values` sends the weights."""
     check_build(what)
     return forked_or_sent(function, *args, what=what, with_values=with_values)
 
@@ -36,7 +36,7 @@ def in_fresh_process(
 def forked_or_sent(
     function: Callable[..., Result], *args: Any, what: str, with_values: bool = False
 ) -> Result:
-    """In a forked child; in one of the server where CUDA was used here, or where the forked one is of no use.
+    """Run a function in a forked child; in one of the server if CUDA was used here, or if the fork fails.
 
     A trace by the rules asks CUDA nothing, but a model or a batch that lies on a GPU does when it is read.
     """
@@ -51,7 +51,7 @@ def forked_or_sent(
 
 
 def sent(function: Callable[..., Result], *args: Any, what: str, with_values: bool = False) -> Result:
-    """In a child of the server, which gets a copy of everything (see `parcel`)."""
+    """Run a function in a child of the server, which gets a copy of everything (see `parcel`)."""
     from flatout.memory.process.fork_server import answer_from_server
     from flatout.memory.process.parcel import packed
 
@@ -75,7 +75,7 @@ def check_build(what: str) -> None:
 
 
 def check_cuda(device_index: int, *, what: str) -> None:
-    """In a child: whether it can use this GPU."""
+    """Check, in a child, that it can use this GPU."""
     import torch
 
     if torch.cuda._is_in_bad_fork():
@@ -88,7 +88,7 @@ def check_cuda(device_index: int, *, what: str) -> None:
 
 
 def check_backward() -> None:
-    """In a child: whether a backward runs here, which only one that is tried can tell."""
+    """Check, in a child, that a backward runs: only trying one can tell."""
     import torch
 
     try:
@@ -106,7 +106,7 @@ def _no_gpu(what: str, reason: str) -> BadInput:
 
 
 def run_in_child(function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-    """`function(*args, **kwargs)` in a forked child; its FlatoutErrors are raised here as they are."""
+    """Run `function(*args, **kwargs)` in a forked child; its FlatoutErrors are raised here as they are."""
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_answer, args=(there, function, args, kwargs), daemon=True)
@@ -132,7 +132,7 @@ def run_in_child(function: Callable[..., Result], *args: Any, **kwargs: Any) -> 
 
 
 def _start(process: Any) -> None:
-    """Fork; a library that changes its file locks in another thread refuses that for a moment."""
+    """Fork; try again while a library that changes its file locks in another thread refuses."""
     for _ in range(FORK_TRIES):
         try:
             process.start()
@@ -145,7 +145,7 @@ def _start(process: Any) -> None:
 
 
 def answered(answer: tuple[str, Any]) -> Any:
-    """What `answer_of` brought back: the result, or its error raised."""
+    """Return the result that `answer_of` brought back, or raise its error."""
     kind, value = answer
     if kind == "error":
         raise value
@@ -158,7 +158,7 @@ def _answer(pipe: Connection, function: Callable[..., Any], args: Any, kwargs: A
 
 
 def answer_of(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[str, Any]:
-    """In a child: ("result", what the function returns) or ("error", what is to be raised)."""
+    """Return, in a child, ("result", what the function returns) or ("error", what to raise)."""
     import torch
 
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -179,7 +179,7 @@ def answer_of(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[str
 
 
 def _place(error: Exception) -> str:
-    """The innermost line of neither PyTorch nor the trace: the one its reader can change."""
+    """Find the innermost line outside PyTorch and this room: the one that the reader can change."""
     import torch
 
     room = os.path.dirname(os.path.dirname(__file__))

@@ -28,7 +28,7 @@ SMALL_BYTES = 64 << 10  # a table, a set of class weights: more than that is a w
 
 
 def packed(function: Callable[..., Any], args: tuple[Any, ...], *, with_values: bool = False) -> bytes:
-    """`(function, args)`, for a Connection to send; `with_values` where the step is to run for real."""
+    """Pack `(function, args)` for a Connection to send; `with_values` if the step is to run for real."""
     into = io.BytesIO()
     try:
         _Packer(into, with_values=with_values).dump((function, args))
@@ -49,7 +49,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
 
 def _reduced(tensor: Tensor, *, with_values: bool) -> tuple[Any, ...]:
-    """How pickle makes the tensor again; its attributes come after it, since they may lead back to it."""
+    """Tell pickle how to make the tensor; its attributes come after it, since they may lead back to it."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     size, stride = tuple(plain.shape), plain.stride()
     span = 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) if plain.numel() else 0
@@ -88,7 +88,7 @@ def _unpacked(
 
 
 def _untouched(num_bytes: int) -> mmap.mmap:
-    """Zeros that the system makes when they are first touched."""
+    """Make zeros that take no memory until they are touched."""
     return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
 

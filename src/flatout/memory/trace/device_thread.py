@@ -54,7 +54,7 @@ class DeviceThread:
 
 @contextmanager
 def device_thread() -> Iterator[DeviceThread]:
-    """Within it graphs of gradients are made in one other thread."""
+    """Make graphs of gradients in one other thread, within the block."""
     autograd: Any = torch.autograd
     engine: Callable[..., Any] = autograd._engine_run_backward
     with ThreadPoolExecutor(max_workers=1) as pool:

@@ -34,7 +34,7 @@ _declared = {"true_share": 1.0}
 
 
 def declare(*, true_share: float) -> None:
-    """How much of a mask that comes from floating point is true, for the rest of this process."""
+    """Set how much of a mask that comes from floating point is true, for the rest of this process."""
     _declared["true_share"] = true_share
 
 
@@ -47,7 +47,7 @@ def depends_on_values(func: Any, args: Any) -> bool:
 
 
 def run(func: Any, args: Any, kwargs: Any, *, guess: Callable[[str, str], None]) -> Any:
-    """The result of `func`, of the size that the known values give."""
+    """Run `func`; the known values give the size of its result."""
     if func in CTC:
         return _ctc_loss(*args[:4])
     if func not in SIZED_BY_VALUES:
@@ -70,7 +70,7 @@ def run(func: Any, args: Any, kwargs: Any, *, guess: Callable[[str, str], None])
 
 
 def _ctc_loss(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any) -> Any:
-    """A loss for each row, and what is kept of it: each step by each target, with blanks between them."""
+    """Return a loss for each row, and what it keeps: each step by each target, with blanks between."""
     num_steps, batch_size = log_probs.shape[:2]
     lengths = known_values.value_of(target_lengths) if isinstance(target_lengths, Tensor) else target_lengths
     with _disable_current_modes():
@@ -98,7 +98,7 @@ def _assume(tensor: Tensor, func: Any, *, guess: Callable[[str, str], None]) -> 
 
 
 def _positions(index: Any, func: Any, *, guess: Callable[[str, str], None]) -> list[Any]:
-    """A boolean mask as the index tensors CUDA makes of it; any other index as it is."""
+    """Turn a boolean mask into the index tensors that CUDA makes of it; return another index as it is."""
     if not isinstance(index, Tensor) or index.dtype is not torch.bool:
         return [index]
     if known_values.value_of(index) is None:

@@ -16,7 +16,7 @@ from torch._dynamo import eval_frame
 
 @contextmanager
 def run_eagerly() -> Iterator[Callable[[], bool]]:
-    """Within it nothing is compiled; the function it gives says whether something would have been."""
+    """Compile nothing within the block; yield a function that says whether something would have been."""
     entered: list[Any] = []
     choose: Any = eval_frame._callback_from_stance
 

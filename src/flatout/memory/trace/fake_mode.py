@@ -22,7 +22,7 @@ class QuickFakeMode(FakeTensorMode):
     """A FakeTensorMode for tensors of known shapes."""
 
     def __deepcopy__(self, memo: Any) -> Self:
-        """Itself: a tensor's copy belongs to the same mode.
+        """Return the mode itself: a tensor's copy belongs to the same mode.
 
         Modules that copy their layers (nn.Transformer) copy all attributes of a parameter, the mode among
         them; and a copy of a mode would free the storages twice that it remembers, which ends the process.

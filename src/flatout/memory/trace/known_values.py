@@ -41,7 +41,7 @@ CHOICES = {
 
 
 def value_of(tensor: Tensor) -> Tensor | None:
-    """The real value of `tensor`, where it is known."""
+    """Return the real value of `tensor`; None if it is unknown."""
     value = getattr(tensor, VALUE, None)
     if value is not None:
         return value  # type: ignore[no-any-return]
@@ -51,7 +51,7 @@ def value_of(tensor: Tensor) -> Tensor | None:
 
 
 def _on_host(real: Tensor) -> Tensor:
-    """Values are computed on the CPU; constants of a trace on CUDA may lie there."""
+    """Return a value on the CPU, where values are computed; constants of a trace on CUDA may lie there."""
     if not real.is_cuda:
         return real
     with _disable_current_modes():
@@ -59,7 +59,7 @@ def _on_host(real: Tensor) -> Tensor:
 
 
 def with_value(real: Tensor, *, device: torch.device | None = None) -> Tensor:
-    """A tensor without data that has the value `real`."""
+    """Make a tensor without data that has the value `real`."""
     fake = torch.empty(tuple(real.shape), dtype=real.dtype, device=device)
     setattr(fake, VALUE, real)
     return fake
@@ -94,7 +94,7 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any, *, guess: Callable[[str,
 
 
 def _follow_changes(func: Any, args: Any, kwargs: Any) -> None:
-    """Operations that only change what they are given, such as the step counters of an optimizer."""
+    """Follow an operation that only changes its arguments, such as the step counters of an optimizer."""
     ins = list(_tensors((args, kwargs)))
     if not func._schema.is_mutable or not any(value_of(t) is not None for t in ins):
         return
@@ -115,7 +115,7 @@ def _forget(tensors: list[Tensor]) -> None:
 
 
 def real_result(func: Any, args: Any, kwargs: Any) -> Any | None:
-    """The real result of an operation whose size depends on values, or None where these are unknown."""
+    """Return the real result of an operation whose size depends on values; None if they are unknown."""
     if any(value_of(t) is None for t in _tensors((args, kwargs))):
         return None
     return _run_for_real(func, args, kwargs)
@@ -141,7 +141,7 @@ def _tensors(tree: Any) -> Iterator[Tensor]:
 
 
 def _choose_evenly(func: Any, args: Any, outs: list[Tensor], *, guess: Callable[[str, str], None]) -> None:
-    """Indices that use every choice equally often: what a balanced router would give."""
+    """Give indices that use every choice equally often, as a balanced router would."""
     place = CHOICES[func]
     indices = outs[-1] if place is None else outs[place]
     if indices.numel() > LARGEST or indices.dtype.is_floating_point:
@@ -156,7 +156,7 @@ def _choose_evenly(func: Any, args: Any, outs: list[Tensor], *, guess: Callable[
 
 
 def _draw_highest(func: Any, args: Any, drawn: Tensor, *, guess: Callable[[str, str], None]) -> None:
-    """The largest number below the end of the range, which is 1 unless `uniform_` was given another."""
+    """Draw the largest number below the end of the range, which is 1 unless `uniform_` names another."""
     end = args[2] if func is aten.uniform_.default and len(args) > 2 else 1.0
     with _disable_current_modes():
         limit = torch.full(tuple(drawn.shape), end, dtype=drawn.dtype)
@@ -165,7 +165,7 @@ def _draw_highest(func: Any, args: Any, drawn: Tensor, *, guess: Callable[[str, 
 
 
 def _dimension(func: Any, args: Any) -> int:
-    """Along which dimension `func` chooses: the argument called dim, the last one where it is left out."""
+    """Return the dimension along which `func` chooses: its argument `dim`, by default the last."""
     names = [argument.name for argument in func._schema.arguments]
     place = names.index("dim") if "dim" in names else len(args)
     given = args[place] if place < len(args) else None

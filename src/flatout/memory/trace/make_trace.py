@@ -26,7 +26,7 @@ NATIVE, RULED = "a native trace", "a trace"
 
 
 def import_before_forking() -> None:
-    """What the first trace imports, once here instead of in every child."""
+    """Import what the first trace imports, once here instead of in every child."""
     importlib.import_module("torch._dynamo")
     importlib.import_module("torch._meta_registrations")
 
@@ -34,7 +34,7 @@ def import_before_forking() -> None:
 def trace_here(
     job: Job, recipe: Recipe, sizes: Sizes, *, device: Device | None, last_micro_batch: bool = False
 ) -> Trace:
-    """By the rules, for `device`."""
+    """Trace a step by the rules, for `device`."""
     from flatout.memory.cuda import rules
 
     _prepare_process()
@@ -46,7 +46,7 @@ def trace_here(
 def trace_natively(
     job: Job, recipe: Recipe, sizes: Sizes, *, device: Device | None, last_micro_batch: bool = False
 ) -> Trace:
-    """On tensors without data of the first GPU, which must be of the kind of `device`, if that is known."""
+    """Trace a step on fake tensors of the first GPU, which must be of the kind of `device`, if known."""
     check_cuda(0, what=NATIVE)
     import torch
 
@@ -107,5 +107,5 @@ def capability_of(device: Device | None) -> tuple[int, int] | None:
 
 
 def multiprocessors_of(device: Device | None) -> int | None:
-    """By the device's datasheet; None where it has none."""
+    """Return the multiprocessors of a device, by its datasheet; None if it has none."""
     return MULTIPROCESSORS.get(device.datasheet) if device and device.datasheet else None

@@ -146,7 +146,7 @@ class Tracer(TorchDispatchMode):
         return out
 
     def _log(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Births by one operation: its results, then the blocks its kernel takes, or copies before both."""
+        """Log the births by one operation: its results, then its kernel's blocks, or copies before both."""
         name = str(func)
         component: Component | None = None
         is_cast = self.autocast is not None and kwargs.get("dtype") is self.autocast
@@ -189,7 +189,7 @@ class Tracer(TorchDispatchMode):
         return caller is None or caller.f_code.co_name == ENGINE  # of CUDA the engine has threads of its own
 
     def _hold(self, group: Group, name: str) -> None:
-        """Blocks that are held together for a while."""
+        """Log blocks that are held together for a while."""
         held = [self._workspace(block, f"workspace of {name}") for block in group]
         self.events.extend(~number for number in held)
 
@@ -206,7 +206,7 @@ class Tracer(TorchDispatchMode):
             self.sums.append((number, known[0]))
 
     def _scalar(self, tensor: Tensor) -> Any:
-        """`.item()` and `bool(...)`: the real value of integers, a guess for floating point."""
+        """Answer `.item()` and `bool(...)`: the real value of integers, a guess for floating point."""
         value = known_values.value_of(tensor)
         if value is not None and not isinstance(value, FakeTensor):
             with _disable_current_modes():
@@ -226,7 +226,7 @@ def trace_job(
     device: str = "cpu",
     last_micro_batch: bool = False,
 ) -> Trace:
-    """The trace of one training step; the rules for its device must be installed.
+    """Trace one training step; the rules for its device must be installed.
 
     With `last_micro_batch` only the last of several accumulated ones is stepped, which meets the gradients of
     the others: the same peak for half the time.
@@ -346,7 +346,7 @@ def _in_backward() -> bool:
 
 
 def _device_of(fake: FakeTensor) -> torch.device:
-    """What fake tensors answer to a kernel, and to everyone else."""
+    """Return the device that a fake tensor names to a kernel, and to everyone else."""
     return torch.device("meta") if fake.fake_mode.in_kernel_invocation else fake.fake_device
 
 

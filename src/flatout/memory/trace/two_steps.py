@@ -51,7 +51,7 @@ def two_steps(
     hosted: Collection[int] = (),
     sums: Iterable[tuple[int, int]] = (),
 ) -> StepsLog:
-    """What is alive at `start`, the step from there on, and the step after it.
+    """Return what is alive at `start`, the step from there on, and the step after it.
 
     `hosted` storages live on the host and are left out; `sums` are pairs of a sum and its first summand.
     """
@@ -83,12 +83,12 @@ def two_steps(
 
 
 def _is_stray(each: Born) -> bool:
-    """A scalar that building the model left behind, in a library's cache: not part of the job."""
+    """Whether it is a scalar that building the model left in a library's cache: not part of the job."""
     return each.component is None and each.num_bytes <= STRAY_BYTES
 
 
 def alive_after(events: Iterable[Event]) -> list[int]:
-    """Numbers of the storages that are alive after `events`, in order of birth."""
+    """List the storages that are alive after `events`, in order of birth."""
     alive: dict[int, None] = {}
     for event in events:
         if isinstance(event, str):
@@ -128,7 +128,7 @@ def sum_in_place(events: Sequence[Event], sums: Iterable[tuple[int, int]]) -> li
 def _name_sums(
     components: list[Component], step: Sequence[Event], born: Sequence[Born], sums: Sequence[tuple[int, int]]
 ) -> None:
-    """What a sum was known to be for goes to the summand that stands for it, a gradient to begin with."""
+    """Give the summand that stands for a sum the sum's component, such as "gradients"."""
     births = {event for event in step if isinstance(event, int) and event >= 0}
     known = {number: each.component for number, each in enumerate(born) if each.component is not None}
     for number, first in reversed(sums):
@@ -149,7 +149,7 @@ def _dies_next(events: Sequence[Event], place: int, number: int) -> bool:
 
 
 def name_components(step: Sequence[Event], born: Sequence[Born]) -> list[Component]:
-    """What each storage is for; one that is alive when a backward begins is an activation."""
+    """Name what each storage is for; one that is alive when a backward begins is an activation."""
     components: list[Component] = [each.component or "temporaries" for each in born]
     alive: set[int] = set()
     for event in step:

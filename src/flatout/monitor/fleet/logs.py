@@ -36,7 +36,7 @@ class Log(Protocol):
     def more(self) -> list[Sample]: ...
 
     def again(self) -> Log:
-        """Another reader of the same log."""
+        """Return another reader of the same log."""
 
 
 def node_lines(host: str, run: Run | None, samples: Iterable[Sample]) -> bytes:
@@ -46,7 +46,7 @@ def node_lines(host: str, run: Run | None, samples: Iterable[Sample]) -> bytes:
 
 
 def _about(run: Run) -> dict[str, Any]:
-    """What others need to know of a run: not its command, which may say more than its log does."""
+    """Return what others need to know of a run: not its command, which may say more than its log does."""
     known = encode(run)
     return {**known, "command": [], "visible_devices": None, "end": None}
 

@@ -173,12 +173,12 @@ class Fleet:
         return [node.state for node in self.nodes]
 
     def open_log(self, key: str) -> Log | None:
-        """Another reader of a node's log, from its beginning."""
+        """Open another reader of a node's log, from its beginning."""
         node = self._pages.get(key) or self._runs.get(key)
         return None if node is None else node.log.again()
 
     def _list(self) -> None:
-        """The latest run of each host and rank."""
+        """Find the latest run of each host and rank."""
         found: dict[str, Node] = {}
         for root in self._folders:
             seen: set[tuple[str | None, int | None]] = set()
@@ -196,6 +196,6 @@ class Fleet:
 
 
 def _natural(name: str) -> list[Any]:
-    """node-2 before node-10."""
+    """Sort node-2 before node-10."""
     digits = "".join(letter if letter.isdigit() else " " for letter in name).split()
     return ["".join(letter for letter in name if not letter.isdigit()), [int(each) for each in digits], name]

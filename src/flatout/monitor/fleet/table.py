@@ -26,7 +26,7 @@ STYLES = {"silent": "bold yellow", "died": "bold red"}
 
 
 def cells(state: NodeState) -> list[str]:
-    """The words of one line."""
+    """Return the words of one line."""
     shown = state.state
     if state.state == "silent" and state.silent_s is not None:
         shown = f"silent {show_time(state.silent_s)}"
@@ -46,7 +46,7 @@ def cells(state: NodeState) -> list[str]:
 
 
 def table(states: Sequence[NodeState]) -> RenderableType:
-    """All nodes; the first line counts them."""
+    """Show all nodes; the first line counts them."""
     if not states:
         return Text("no node has written or served anything yet")
     made = Table(*HEADS, box=None, pad_edge=False, title=summary(states), title_justify="left")
@@ -56,7 +56,7 @@ def table(states: Sequence[NodeState]) -> RenderableType:
 
 
 def summary(states: Sequence[NodeState]) -> Text:
-    """2 nodes: 1 running, 1 silent; 12.3 steps/s together"""
+    """Count the nodes by state: "2 nodes: 1 running, 1 silent"."""
     kinds = dict.fromkeys(state.state for state in states)
     counts = ", ".join(f"{sum(state.state == kind for state in states)} {kind}" for kind in kinds)
     return Text(f"{len(states)} node{'' if len(states) == 1 else 's'}: {counts}")

@@ -36,7 +36,7 @@ class LastWords:
         self._exit, os._exit = os._exit, self._exit_with  # type: ignore[assignment]
 
     def _leave(self) -> None:
-        """In a forked child: what ends it does not end the run."""
+        """Write nowhere in a forked child: what ends it does not end the run."""
         nowhere = os.open(os.devnull, os.O_WRONLY)
         for file in self._files.values():
             if not file.closed:
@@ -51,7 +51,7 @@ class LastWords:
         self._exit(status)
 
     def close(self) -> None:
-        """The run has ended: there is nothing left to say."""
+        """Stop listening: the run has ended."""
         for name in HEARD:
             faulthandler.unregister(signal.Signals[name])
         os._exit = self._exit

@@ -44,7 +44,7 @@ class ChannelWriter:
         gpu_id: bytes = b"",
         device_name: bytes = b"",
     ) -> None:
-        """`scalars` are in the order of SCALARS, seconds in that of PHASES."""
+        """Write one record; `scalars` are in the order of SCALARS, seconds in that of PHASES."""
         if self._file is None:
             return
         self._number += 1

@@ -101,7 +101,7 @@ class WatchedRun:
         self.sampler.start()
 
     def own_reporter(self) -> Reporter:
-        """The reporter, for a job that speaks for itself."""
+        """Return the reporter, for a job that reports its own steps."""
         self.resume()
         if self.on_own_report is not None:
             self.on_own_report()
@@ -154,7 +154,7 @@ class WatchedRun:
 
 
 def _uncaught() -> tuple[str, int] | None:
-    """How the process ends if an error ends it; None if that is not known, as of `sys.exit`."""
+    """Return how the process ends if an error ends it; None if that is not known, as of `sys.exit`."""
     error = getattr(sys, "last_value", None)
     if error is None or hasattr(sys, "ps1"):  # a shell or a notebook outlives its errors
         return None

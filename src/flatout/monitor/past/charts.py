@@ -47,7 +47,7 @@ def _rate(bytes_per_s: float) -> str:
 
 
 def bound_colour(bound: str | None) -> str:
-    """The colour of a verdict, and of none."""
+    """Return the colour of a verdict, and of none."""
     return BOUND_COLOURS.get(bound or "", "line")
 
 
@@ -99,7 +99,7 @@ CHARTS = (
 
 
 def time_chart(recorded: Recorded, wanted: TimeChart) -> Drawing | None:
-    """One of CHARTS for a run; None if no line has a value.  An unknown value is a gap."""
+    """Draw one of CHARTS for a run; None if no line has a value.  An unknown value is a gap."""
     lines = [
         Curve(
             name=name,
@@ -133,7 +133,7 @@ def _limit(recorded: Recorded, wanted: TimeChart) -> tuple[str, float] | None:
 
 
 def phases_over_time(recorded: Recorded) -> tuple[str, Drawing] | None:
-    """Whose clock it is, GPU or host, and the shares of the step by it; None without two points."""
+    """Draw the shares of the step by the clock of the GPU, else the host; None without two points."""
     for clock, attribute in (("GPU", "device_phases"), ("host", "phases")):
         found = [
             (point.time_s - recorded.start_s, shares)
@@ -156,7 +156,7 @@ def phases_over_time(recorded: Recorded) -> tuple[str, Drawing] | None:
 
 
 def bounds_over_time(recorded: Recorded) -> RowChart:
-    """What bounded the run over time, a coloured cell per stretch."""
+    """Draw what bounded the run over time, a coloured cell per stretch."""
     chart = RowChart(across=time_scale(recorded.duration_s), height=24)
     cells = []
     for stretch in recorded.stretches:

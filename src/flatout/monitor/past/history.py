@@ -242,7 +242,7 @@ class HistoryTail:
         return samples
 
     def again(self) -> HistoryTail:
-        """Another reader of the same log."""
+        """Return another reader of the same log."""
         return HistoryTail(self.folder)
 
     def recent(self) -> list[Sample]:

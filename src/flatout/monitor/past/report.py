@@ -32,7 +32,7 @@ LONGEST_COMMAND = 400
 
 
 def page(recorded: Recorded) -> str:
-    """The whole document."""
+    """Write the whole document."""
     summary = summarise(recorded)
     started = datetime.datetime.fromtimestamp(summary.started_s)
     command = " ".join(summary.command)[:LONGEST_COMMAND]
@@ -61,7 +61,7 @@ def page(recorded: Recorded) -> str:
 
 
 def headline(summary: Summary) -> str:
-    """What bounded most of the run; first of all, a loss that was lost."""
+    """Say what bounded most of the run; first of all, a loss that became NaN or infinite."""
     if summary.loss_lost_s is not None:
         return f"The loss is {last_loss(summary)}."
     if not summary.bounds:

@@ -92,7 +92,7 @@ class LineWriter:
         return self._stream or sys.stderr
 
     def listen(self) -> None:
-        """Hear what the job writes, before there is a line."""
+        """Listen to what the job writes, before there is a line."""
         if is_writable(self._target) and _is_terminal(self._target):
             self._standing.listen(self._target)
 

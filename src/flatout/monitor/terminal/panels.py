@@ -187,7 +187,7 @@ def sparkline(
     top: float | None = None,
     marks: str = MARKS,
 ) -> str:
-    """The last `span_s` seconds of (time, value) in `width` characters; `top` is the value of a full mark.
+    """Draw the last `span_s` seconds of (time, value) in `width` characters; `top` is a full mark.
 
     Without `top` it is the highest of the curve.  Columns are slots of absolute time: a curve moves as one
     and never shimmers.  Gaps in the samples and unknown values are blanks; zero is the lowest mark.

@@ -176,7 +176,7 @@ class StandingLine:
             self._put(self._stream, text)
 
     def _drawing(self) -> str:
-        """What draws the line, which then stands; nothing where it must stay away."""
+        """Return the text that draws the line, which then stands; nothing if it must stay away."""
         stream = self._stream
         if stream is None or self._num_busy or not is_writable(stream):
             return ""
@@ -196,7 +196,7 @@ class StandingLine:
             self._put(self._stream, text)
 
     def _wiping(self) -> str:
-        """What wipes the line, which then does not stand."""
+        """Return the text that wipes the line, which then no longer stands."""
         rows, self._rows_down = self._rows_down, None
         if rows is None:
             return ""
@@ -217,7 +217,7 @@ class StandingLine:
         stream.flush()
 
     def _rows_below(self) -> int | None:
-        """How far below the cursor the line may stand; None: nowhere."""
+        """Return how far below the cursor the line may stand; None: nowhere."""
         bars = self._rows_of_bars()
         if bars:
             return bars
@@ -226,7 +226,7 @@ class StandingLine:
         return 1 if self._row.is_redrawn else None
 
     def _rows_of_bars(self) -> int:
-        """The rows from the cursor down that tqdm draws on."""
+        """Count the rows from the cursor down that tqdm draws on."""
         tqdm = getattr(sys.modules.get("tqdm"), "tqdm", None)
         rows = 0
         for bar in list(getattr(tqdm, "_instances", ())):
@@ -238,7 +238,7 @@ class StandingLine:
     # What the job does
 
     def listen(self, stream: TextIO | None) -> None:
-        """Hear what goes to a terminal and what is read from it; once each."""
+        """Listen to what goes to a terminal and what is read from it; once each."""
         for each in (stream, sys.stdout):
             self._hear_writes(each)
         if _is_terminal(sys.stdin):

@@ -214,7 +214,7 @@ class Feed:
         return b"".join(chunks)
 
     async def own_lines(self, after_s: float | None) -> bytes:
-        """What this page tells a fleet: the run that it opens first, and its samples after a time."""
+        """Return what this page tells a fleet: the run that it opens first, and its samples after a time."""
         if not self.clients and time.monotonic() - self._listed_s >= POLL_S * LIST_EVERY_POLLS:
             self._listed_s = time.monotonic()
             await self._read_runs()

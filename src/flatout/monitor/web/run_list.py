@@ -80,7 +80,7 @@ class Entry:
 
 
 def seen_from_here(run: Run, glance: Glance) -> str | None:
-    """The state of a run of another machine, by its log; None: its process can be asked here."""
+    """Return the state of another machine's run, by its log; None: its process can be asked here."""
     if run.host in (None, socket.gethostname()) or run.ended_s is not None or glance.last_s is None:
         return None
     return "running" if time.time() - glance.last_s < SILENT_S else "silent"
@@ -144,7 +144,7 @@ class RunList:
         return self.entries
 
     def log_of(self, key: str) -> Log | None:
-        """The log behind a key."""
+        """Return the log behind a key."""
         folder = self.folders.get(key)
         return None if folder is None else HistoryTail(folder)
 
@@ -196,12 +196,12 @@ class FleetRuns:
         return self.entries
 
     def log_of(self, key: str) -> Log | None:
-        """A log of its own for whoever opens a node: the fleet's has been read already."""
+        """Open another log for whoever opens a node: the fleet's has been read already."""
         return self._fleet.open_log(key)
 
 
 def _log_size(folder: Path) -> tuple[int, int] | None:
-    """The number of the last file of a log, and its size; None if there is none."""
+    """Return the number of the last file of a log, and its size; None if there is none."""
     with contextlib.suppress(OSError, ValueError):
         number, path = max(segments(folder, RAW).items())
         return number, path.stat().st_size

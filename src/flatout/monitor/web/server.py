@@ -116,7 +116,7 @@ def application(feed: Feed, *, sampler: Sampler | None = None) -> Any:
 
 
 def static_files() -> dict[str, bytes]:
-    """Every file of the page by its name; its style begins with the colours that all pages share."""
+    """Read every file of the page by its name; its style begins with the colours that all pages share."""
     own = resources.files("flatout.monitor.web").joinpath("static")
     folders = (own, own.joinpath("uplot"))
     files = {

@@ -65,7 +65,7 @@ class Backup:
 
 
 def plan_edits(config: JobConfig, changes: Mapping[ConfigPlace, Value]) -> tuple[FileEdit, ...]:
-    """The edits of every file, none of them written."""
+    """Return the edits of every file, none of them written."""
     edits = []
     for path in sorted({place.path for place in changes}):
         document = config.documents[path]
@@ -80,7 +80,7 @@ def plan_edits(config: JobConfig, changes: Mapping[ConfigPlace, Value]) -> tuple
 
 
 def _interpolated(config: JobConfig, changes: Iterable[ConfigPlace], *, path: Path) -> list[str]:
-    """What else moves with a value that others take by name; the knob that was followed to it is meant to."""
+    """Warn about other keys that take a changed value by interpolation; the knob itself is meant to."""
     meant = (*LAST_NAMES["batch_size"], *LAST_NAMES["accumulation"])
     warnings = []
     for place in sorted(place for place in changes if place.path == path):
@@ -92,14 +92,14 @@ def _interpolated(config: JobConfig, changes: Iterable[ConfigPlace], *, path: Pa
 
 
 def show_edits(edits: Sequence[FileEdit], *, root: Path) -> str:
-    """A unified diff of all edits."""
+    """Show a unified diff of all edits."""
     return show_diff(
         {_relative(edit.path, root): (edit.before.decode(), edit.after.decode()) for edit in edits}
     )
 
 
 def check_places(config: JobConfig, places: Iterable[ConfigPlace]) -> None:
-    """BadInput where a value cannot be replaced: asked before a plan is made, which takes a while."""
+    """Raise BadInput if a value cannot be replaced: asked before a plan is made, which takes a while."""
     for place in sorted(set(places)):
         check_writable(place.path)
         check_editable(config.documents[place.path], place.key)
@@ -164,7 +164,7 @@ def undo(root: Path, *, config: Path | None = None, force: bool = False, what: s
 
 
 def last_backup(root: Path, *, config: str | None = None) -> Backup:
-    """The newest backup that has not been undone; several configs may lie in one folder."""
+    """Find the newest backup that has not been undone; several configs may lie in one folder."""
     folder = root / BACKUPS
     found = sorted(path for path in folder.glob(f"*/{MANIFEST}") if not (path.parent / UNDONE).exists())
     for path in reversed(found):
@@ -219,7 +219,7 @@ def _save(edits: Sequence[FileEdit], *, root: Path, config: str | None, now: dat
 
 
 def _fresh_folder(parent: Path, name: str) -> Path:
-    """A folder that was not there: two runs in one moment must not share it."""
+    """Make a folder that was not there: two runs in one moment must not share it."""
     for number in range(1, 1000):
         folder = parent / (name if number == 1 else f"{name}-{number}")
         try:
@@ -255,7 +255,7 @@ def _read_copy(backup: Backup, saved: SavedFile) -> bytes:
 
 
 def check_writable(path: Path) -> None:
-    """BadInput for a file that must not, or cannot, be replaced."""
+    """Raise BadInput for a file that must not, or cannot, be replaced."""
     if path.is_symlink():
         raise BadInput(
             f"{path} is a symbolic link to {os.readlink(path)}",

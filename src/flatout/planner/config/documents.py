@@ -98,7 +98,7 @@ def is_hydra(document: Document) -> bool:
 
 
 def package_header(document: Document) -> str | None:
-    """The package of `# @package name`; "" for _global_."""
+    """Return the package of `# @package name`; "" for _global_."""
     match = _HEADER.search(document.text)
     if match is None or match[1] == "_group_":
         return None

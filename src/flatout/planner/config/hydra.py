@@ -112,7 +112,7 @@ class _Walk:
     def targets(
         self, entry: _Entry, path: Path, *, package: str, notes: list[str]
     ) -> Iterator[tuple[Path, str]]:
-        """The files an entry names and the package of each."""
+        """Yield the files that an entry names, and the package of each."""
         if entry.override:
             return
         options = self.chosen.get(self.key(entry, path), entry.options) if entry.group else entry.options
@@ -133,7 +133,7 @@ class _Walk:
                 notes.append(f"defaults of {path.name}: there is no {relative}.yaml; its values are unknown")
 
     def key(self, entry: _Entry, path: Path) -> str:
-        """A group as seen from the root, with the package that tells two entries of one group apart."""
+        """Return a group as seen from the root, with the package that tells its entries apart."""
         group = entry.group or ""
         base = "" if group.startswith("/") else os.path.relpath(path.parent, self.root)
         return str(PurePosixPath(base) / group.lstrip("/")) + (f"@{entry.package}" if entry.package else "")
@@ -156,7 +156,7 @@ def _package(entry: _Entry, relative: str, *, package: str, absolute: bool) -> s
 
 
 def _entries(document: Document) -> list[_Entry]:
-    """The defaults list, from keys such as `defaults.0`, `defaults.1.data` and `defaults.2.callbacks.0`."""
+    """Read the defaults list, from keys such as `defaults.0`, `defaults.1.data`, `defaults.2.callbacks.0`."""
     found: dict[int, _Entry] = {}
     for key, scalar in document.scalars.items():
         parts = key.split(".", 2)

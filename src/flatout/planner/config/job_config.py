@@ -68,7 +68,7 @@ class Stage:
     values: Mapping[str, Found]
 
     def find(self, key: str) -> Found | None:
-        """The value at a dotted key, `${other.key}` followed to the end."""
+        """Find the value at a dotted key; follow `${other.key}` to the end."""
         seen: list[str] = []
         found = self.values.get(key)
         while found is not None and isinstance(found.value, str):
@@ -175,7 +175,7 @@ def _stage_files(root: Path, pattern: str | None, *, main: Path) -> list[Path]:
 
 
 def _stacked(layers: list[Layer], stage_path: Path, *, root: Path, hydra: bool) -> list[Layer]:
-    """The layers of a stage.  One of a group that `defaults` picks from takes the place of the picked one."""
+    """Return the layers of a stage, which replaces the file that `defaults` picks from its group."""
     document = read_document(stage_path, name=_shown(stage_path, root))
     siblings = [layer for layer in layers if layer.path.parent == stage_path.parent != root]
     header = package_header(document)
@@ -200,7 +200,7 @@ def _stage(name: str, layers: Iterable[Layer], overrides: dict[str, Value], *, p
 
 
 def _listed_stages(config: Stage) -> tuple[Stage, ...]:
-    """One stage for each item of a list called stages, or of a config that is a list: it lies over the rest.
+    """Make a stage of each item of a list called stages, or of a config that is a list, over the rest.
 
     A list of less than two, or one with values among its items, is no list of stages.
     """
@@ -229,7 +229,7 @@ def _listed_stages(config: Stage) -> tuple[Stage, ...]:
 
 
 def _stage_names(items: Mapping[str, Mapping[str, Found]]) -> dict[str, str]:
-    """Each item's own `name`, where all have different ones."""
+    """Return each item's own `name`, if all have different ones."""
     given = {number: item["name"].value for number, item in items.items() if "name" in item}
     if len({str(name) for name in given.values()}) == len(items):
         return {number: str(name) for number, name in given.items()}
@@ -237,7 +237,7 @@ def _stage_names(items: Mapping[str, Mapping[str, Found]]) -> dict[str, str]:
 
 
 def _merge(values: dict[str, Found], layer: Layer) -> None:
-    """A later layer adds to mappings and replaces lists and values."""
+    """Merge a later layer: it adds to mappings and replaces lists and values."""
     prefix = f"{layer.package}." if layer.package else ""
     lists = [f"{prefix}{key}" for key, kind in layer.document.sections.items() if kind == "list"]
     for whole in lists:

@@ -209,7 +209,7 @@ def is_evaluation(key: str) -> bool:
 
 
 def _eval_section(stage: Stage) -> str | None:
-    """`val_loader.batch_size`: a batch size in a section of evaluation."""
+    """Find a batch size in a section of evaluation: `val_loader.batch_size`."""
     keys = [key for key in stage.values if key.endswith(".batch_size") and is_evaluation(key)]
     return keys[0] if len(keys) == 1 else None
 
@@ -252,7 +252,7 @@ def read_mapping(path: Path) -> Mapped:
 
 
 def pairs(given: Iterable[str], *, flag: str) -> dict[str, str]:
-    """`--knob a=b --knob c=d` as a dict."""
+    """Read `--knob a=b --knob c=d` as a dict."""
     found: dict[str, str] = {}
     for pair in given:
         name, sign, value = pair.partition("=")
@@ -264,7 +264,7 @@ def pairs(given: Iterable[str], *, flag: str) -> dict[str, str]:
 
 
 def overrides_of(given: Iterable[str]) -> dict[str, Value]:
-    """`--set model.lora.r=16` with values read as YAML reads them."""
+    """Read `--set model.lora.r=16`, with values as YAML reads them."""
     return {key: _unquoted(value) for key, value in pairs(given, flag="--set").items()}
 
 

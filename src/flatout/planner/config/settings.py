@@ -111,7 +111,7 @@ class OpenedConfig:
     overrides: Mapping[str, Value] = field(default_factory=dict)
 
     def settings(self, *, ranks: int | None = None) -> Settings:
-        """The knobs of every stage."""
+        """Read the knobs of every stage."""
         if ranks is not None and ranks < 1:
             raise BadInput(f"--ranks {ranks} is not a number of processes", hint="give 1 or more")
         sharded = sharding_note(self.config.stages[0])
@@ -128,7 +128,7 @@ class OpenedConfig:
         )
 
     def with_sizes(self, settings: Settings, names: Collection[str] = SHOWN_SIZES) -> Settings:
-        """The settings with the sizes of these names that the config has."""
+        """Return the settings with the config's sizes of these names."""
         notes = list(settings.notes)
         stages = tuple(
             dataclasses.replace(known, sizes=self._look(stage, notes).sizes(names))
@@ -140,7 +140,7 @@ class OpenedConfig:
         return _Look(stage=stage, style=self.style.value, mapped=self.mapped, notes=notes)
 
     def keys_of(self, names: Iterable[str]) -> frozenset[str]:
-        """The keys of these knobs in any stage."""
+        """Return the keys of these knobs in any stage."""
         found = set()
         for stage in self.config.stages:
             for name in names:
@@ -149,7 +149,7 @@ class OpenedConfig:
         return frozenset(key for key in found if key is not None)
 
     def values(self) -> dict[str, dict[str, Value]]:
-        """The merged config of every stage, by dotted key."""
+        """Return the merged config of every stage, by dotted key."""
         return {
             stage.name: {key: found.value for key in stage.values if (found := stage.find(key)) is not None}
             for stage in self.config.stages
@@ -211,7 +211,7 @@ class _Look:
         return found, None
 
     def sizes(self, names: Collection[str]) -> dict[str, Setting[int]]:
-        """Sizes of a batch; one that the config does not settle is left to the job, with a note."""
+        """Read the sizes of a batch; one that the config leaves open is the job's, with a note."""
         mapped = self.mapped.keys
         found = {}
         for name in dict.fromkeys([*names, *(name for name in mapped if name not in PLANNED)]):

@@ -51,7 +51,7 @@ def fit_job(
     native: bool = False,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> JobFit:
-    """The largest batch within the budget, or BatchDoesNotFit with what would help."""
+    """Find the largest batch within the budget; raise BatchDoesNotFit with what would help."""
     forecast = Forecaster(job, device=budget.device, native=native, on_progress=on_progress)
     judge = Judge(budget=budget, forecast=forecast)
     stage = _stage(job, recipe)
@@ -69,7 +69,7 @@ def fit_job(
 
 
 def _stage(job: Job, recipe: Recipe) -> StageSettings:
-    """The job as a stage of a config that says nothing of evaluation."""
+    """Return the job as a stage of a config that says nothing of evaluation."""
     source = "given by the caller"
     return StageSettings(
         name=job.name,

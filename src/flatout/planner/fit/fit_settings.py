@@ -73,7 +73,7 @@ def _check_wish(wish: Wish, *, ranks: int, forecast: Forecast) -> None:
 
 
 def group_stages(stages: Sequence[StageSettings]) -> list[tuple[StageSettings, ...]]:
-    """Stages by the place of their batch size."""
+    """Group stages by the place of their batch size."""
     groups: dict[ConfigPlace | None, list[StageSettings]] = {}
     for stage in stages:
         groups.setdefault(stage.batch_size.place, []).append(stage)

@@ -83,7 +83,7 @@ def find_budget(
     ranks: int = 1,
     read: Callable[[], Snapshot] = read_gpus,
 ) -> Budget:
-    """The budget on a named GPU, on so much memory, or on the GPUs of this machine."""
+    """Find the budget on a named GPU, on so much memory, or on the GPUs of this machine."""
     if not 0 < margin <= 1:
         raise BadInput(
             f"--margin {margin:g} is not a share of what is free", hint="0.85 leaves 15 % to spare"

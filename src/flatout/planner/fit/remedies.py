@@ -105,7 +105,7 @@ def smallest_gpu(needed: int, *, margin: float, bf16: bool) -> str | None:
 def lower_sizes(
     stages: Sequence[StageSettings], *, judge: Judge, allow: Sequence[str]
 ) -> dict[str, dict[str, int]]:
-    """Stage -> allowed size -> the largest value at which a batch of one fits; empty where none does."""
+    """Map stage -> allowed size -> the largest value at which a batch of one fits; empty if none does."""
     names = [name for name in allow if name in judge.forecast.sizes and name != "batch_size"]
     lowered: dict[str, dict[str, int]] = {}
     for stage in stages:

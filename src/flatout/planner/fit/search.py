@@ -84,13 +84,13 @@ class GroupSearch:
         return math.gcd(*(self._per_rank(stage) for stage in self.stages))
 
     def _per_rank(self, stage: StageSettings) -> int:
-        """The effective batch of one process."""
+        """Return the effective batch of one process."""
         if self.wish.effective_batch is not None:
             return self.wish.effective_batch // self.ranks
         return stage.batch_size.value * stage.accumulation.value
 
     def fit(self) -> GroupFit:
-        """The suggestions of this group, or an error that says what would fit."""
+        """Return the suggestions of this group; raise an error that says what would fit."""
         if not self.deciding:
             deciding = uncovered(
                 self.stages, sizes_of=lambda stage: self._sizes(stage, batch_size=1), ways_of=self._ways
@@ -135,7 +135,7 @@ class GroupSearch:
         return next(filter(None, map(self.judge.caution, self.stages)), None)
 
     def _ways(self, stage: StageSettings) -> tuple[object, ...]:
-        """How a stage is trained and evaluated, sizes aside."""
+        """Return how a stage is trained and evaluated, sizes aside."""
         recipes = (self._recipe(stage, checkpointing=switch, accumulation=1) for switch in (False, True))
         return (*recipes, stage.eval_batch_size is None, id(self.forecast.of_stage(stage.name)))
 
@@ -207,7 +207,7 @@ class GroupSearch:
         )
 
     def _largest(self, checkpointing: bool, *, accumulation: int = TRACED_ACCUMULATION) -> BatchBounds:
-        """The largest batch of the worst stage, evaluation included where it goes through the same loader."""
+        """Find the largest batch of the worst stage, evaluation included if it shares the loader."""
         return least(
             self.judge.largest_of_loader(
                 stage, *self._step(stage, 1, checkpointing=checkpointing, accumulation=accumulation)
@@ -216,7 +216,7 @@ class GroupSearch:
         )
 
     def _best(self, checkpointing: bool) -> _Best:
-        """The largest batch that keeps every effective batch; none where the model has no switch for it."""
+        """Find the largest batch that keeps every effective batch; none if the model has no such switch."""
         switch = ("without", "with")[checkpointing]
         self.progress.ask(f"{_named(self.deciding)}, largest batch {switch} checkpointing")
         try:
@@ -270,7 +270,7 @@ class GroupSearch:
         return all(self.judge.fits(stage, *self._step_of(stage, suggestion)) for stage in self.deciding)
 
     def _within(self, best: Suggestion, *, capacity_bytes: int) -> Suggestion | None:
-        """The largest divisor up to that of `best` within a tighter capacity; it follows from the search."""
+        """Find the largest divisor up to that of `best` within a tighter capacity; needs no trace."""
         if best.peak.process_bytes <= capacity_bytes:
             return best
         smaller = (number for number in divisors(self.common) if number < best.batch_size)
@@ -337,7 +337,7 @@ class GroupSearch:
         return quickest.named(FASTEST, "the shortest step that was measured", source="measured")
 
     def _widest(self, checkpointing: bool) -> Iterator[Suggestion]:
-        """The largest batch that fits at the configured accumulation: it changes the effective batch."""
+        """Find the largest batch that fits at the configured accumulation: it changes the effective batch."""
         steps = {stage.name: stage.accumulation.value for stage in self.stages}
         largest = self._largest(checkpointing, accumulation=max(steps.values())).tight
         if largest is None:
@@ -352,7 +352,7 @@ class GroupSearch:
 
 
 def expected_traces(stages: Sequence[StageSettings]) -> list[int]:
-    """Traces of a group's questions: both sides of checkpointing, other stages, evaluation."""
+    """Count the traces of a group's questions: both sides of checkpointing, other stages, evaluation."""
     left_out = [PEAK] if len(stages) > 1 else []
     return [SEARCH, SEARCH, *left_out, PEAK if stages[0].eval_batch_size is None else SEARCH]
 
@@ -394,7 +394,7 @@ def fit_evaluation(
     may_raise: bool = False,
     lowered: Mapping[str, Mapping[str, int]] | None = None,
 ) -> EvaluationFit:
-    """The evaluation of stages that share a batch size; `lowered` are sizes by stage that a plan changed."""
+    """Fit the evaluation of stages that share a batch size; `lowered` are sizes that a plan changed."""
 
     def sizes(stage: StageSettings, batch_size: int) -> dict[str, int]:
         over = (lowered or {}).get(stage.name)

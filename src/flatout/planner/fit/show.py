@@ -91,7 +91,7 @@ def overview(
 
 
 def _expected_traces(stages: Sequence[StageSettings]) -> Iterator[int]:
-    """Traces of every stage; one that trains like an earlier one takes none."""
+    """Count the traces of every stage; one that trains like an earlier one takes none."""
     known = []
     for stage in stages:
         trained = (stage.recipe, stage.eval_batch, {name: size.value for name, size in stage.sizes.items()})
@@ -150,7 +150,7 @@ def _verdict(*, within_free: bool, within_margin: bool, under_used: bool) -> Ver
 
 
 def _held_back(stage: StageMemory, stages: tuple[StageMemory, ...]) -> StageMemory:
-    """A shared batch can only grow as far as the worst stage lets it."""
+    """Mark a stage that others hold back: a shared batch grows only as far as the worst stage lets it."""
     sharing = [other for other in stages if other.settings.batch_size == stage.settings.batch_size]
     if stage.verdict == "under-used" and any(other.verdict != "under-used" for other in sharing):
         return dataclasses.replace(stage, verdict="held back")

@@ -113,7 +113,7 @@ SENSIBLE_SHARE = 0.25
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors, largest first."""
+    """List all divisors, largest first."""
     low = [i for i in range(1, math.isqrt(number) + 1) if number % i == 0]
     high = [number // i for i in low if i * i != number]
     return [*high, *reversed(low)]
@@ -128,7 +128,7 @@ def is_sensible(batch_size: int, *, largest: int) -> bool:
 
 
 def nearest_batches(per_rank: int, *, largest: int) -> list[tuple[int, int]]:
-    """Batches and accumulations that make about `per_rank`: a bit less, a bit more, the fullest batch."""
+    """List batches and accumulations that make about `per_rank`: a bit less, a bit more, the fullest."""
     # Every multiple of `largest` qualifies, so a walk of `largest` steps to either side must end.
     below = _first(range(per_rank - 1, max(per_rank - largest, 0) - 1, -1), largest=largest)
     above = _first(range(per_rank + 1, per_rank + largest + 1), largest=largest)
