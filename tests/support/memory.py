@@ -17,7 +17,7 @@ from flatout.hardware.device import Device
 from flatout.memory.cuda import rules
 from flatout.memory.cuda.workspaces import Workspaces
 from flatout.memory.jobs.job import Job, Recipe
-from flatout.memory.process.isolated_process import check_backward, forked_or_sent
+from flatout.memory.process.isolated_process import check_backward, run_isolated
 from flatout.memory.trace.make_trace import import_before_forking, trace_here
 from flatout.memory.trace.record import Component, Phase, Storage, Trace
 from flatout.memory.trace.tracer import Tracer
@@ -60,7 +60,7 @@ def under_rules(
     function: Callable[..., Any], *args: Any, compute_capability: tuple[int, int] = (9, 0)
 ) -> Made:
     """`function(*args)` on tensors without data, with the rules of CUDA, in a child process."""
-    return forked_or_sent(_under_rules, function, args, compute_capability, what="a test")
+    return run_isolated(_under_rules, function, args, compute_capability, what="a test")
 
 
 def _under_rules(function: Callable[..., Any], args: Any, compute_capability: tuple[int, int]) -> Made:
@@ -77,7 +77,7 @@ def traced(job: Job, recipe: Recipe | None = None, *, device: Device | None = No
     """The trace of `job`, taken in a child process."""
     wanted = {**job.sizes, **sizes}
     work = partial(trace_here, job, recipe or Recipe(), wanted, device=device)
-    return forked_or_sent(work, what="a test")
+    return run_isolated(work, what="a test")
 
 
 def job_of(

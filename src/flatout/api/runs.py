@@ -39,7 +39,7 @@ def watch_script(
     if page is not None:
         from flatout.monitor.web.page_process import start_page
 
-        for needed in ("starlette", "uvicorn"):  # nothing starts where the extra is missing
+        for needed in ("starlette", "uvicorn"):  # nothing starts if the extra is missing
             import_extra(needed, extra="web")
         start_page(root=folder, **_address(**page))
     launch(command, module=module, folder=folder, **options)

@@ -194,7 +194,7 @@ def apply_patches(prescription: Path) -> list[Path]:
 
 
 def undo_patches(prescription: Path) -> list[Path]:
-    """Restore the files that `apply_patches` last wrote; BadInput where they were changed since."""
+    """Restore the files that `apply_patches` last wrote; raise BadInput if they were changed since."""
     from flatout.planner.config.backups import undo
 
     return [

@@ -2,9 +2,9 @@
 
 Results go to stdout, everything else to stderr.  Exit codes: 0 clean, 1 findings or a failed check,
 2 the tool could not do its work (a bad flag, a FlatoutError, a defect of Flatout itself), 3 a check cannot
-tell, 130 interrupted by Ctrl-C, whatever the verb and whenever it came, 141 the reader of the output went
-away.  Starting Python
-and printing the help is all that `--help` may cost, so modules of verbs import torch, rich and the rooms
+tell, 130 interrupted by Ctrl-C, 141 the reader of the output went away.
+
+`--help` must cost no more than starting Python, so the modules of verbs import torch, rich and the rooms
 inside their functions.
 """
 
@@ -56,7 +56,7 @@ class Verbs(TyperGroup):
 
 
 class DefectsExitWithTwo:
-    """End with 2 for a defect of ours: a traceback ends Python with 1, which is the code for findings."""
+    """Exit with 2 for a defect of Flatout: a traceback would exit with 1, the code for findings."""
 
     def __enter__(self) -> None: ...
 
@@ -77,14 +77,14 @@ class DefectsExitWithTwo:
 
 
 def say_error(error: FlatoutError) -> None:
-    with contextlib.suppress(OSError):  # stderr itself may be a file on a full disk: the exit code is left
+    with contextlib.suppress(OSError):  # stderr may be a file on a full disk; the exit code still tells
         if isinstance(error, Interrupted):
-            typer.echo(err=True)  # the terminal's ^C, or a worker cut off in the middle of a line
+            typer.echo(err=True)  # after the terminal's ^C, or after half a line of a worker
         typer.echo(f"flatout: {error.line}", err=True)
 
 
-def _let_go_of_streams() -> None:
-    """Send what has no reader or no room to nowhere: the interpreter flushes once more when it ends."""
+def _discard_output() -> None:
+    """Discard output that cannot be written: the interpreter flushes once more when it ends."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -101,7 +101,7 @@ def main() -> None:
         with DefectsExitWithTwo():
             application()(prog_name="flatout")
     finally:
-        _let_go_of_streams()
+        _discard_output()
 
 
 def application() -> typer.Typer:
@@ -126,7 +126,7 @@ def application() -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(top)
-    # The script is part of what stands before ARGS: whatever follows it, options included, is the script's.
+    # Whatever follows the script, options included, belongs to the script.
     to_the_script = {"allow_interspersed_args": False}
     of_a_script: dict[str, Any] = {
         "options_metavar": "[OPTIONS] (SCRIPT | -m MODULE)",

@@ -1,7 +1,7 @@
 """`flatout diagnose`: run a job, or read a saved Evidence file, and say why it is slow; `flatout rules`.
 
-Whatever stands after the script belongs to the script, options included.  All that can be checked without
-running is checked first: a measurement of a minute must not be lost to a mistyped file name.
+Whatever follows the script belongs to the script, options included.  Everything that can be checked without
+running is checked first: a mistyped file name must not cost a measurement of a minute.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def diagnose(
 
 
 def exit_code(diagnosis: Diagnosis, *, keep_running: bool = False, launched: bool = False) -> int:
-    """Return the script's own code where it has one to tell, else whether there are findings.
+    """Return the script's own exit code if it counts, else whether there are findings.
 
     A launcher of several processes takes every code but 0 for a crash and ends the others.
     """

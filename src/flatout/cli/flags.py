@@ -61,7 +61,7 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="A run: its folder, its 
 
 
 def option(name: str, metavar: str, text: str) -> Any:
-    """Declare an option of one verb; it is None where the user does not give it."""
+    """Declare an option of one verb; it is None if the user does not give it."""
     return typer.Option(None, name, metavar=metavar, help=text, show_default=False)
 
 

@@ -1,4 +1,4 @@
-"""What a verb says: messages on stderr, and on stdout either a JSON document or plain tables."""
+"""The output of a verb: messages on stderr, and on stdout either a JSON document or plain tables."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def render_lines(console: Console, parts: Any) -> str:
 
     with console.capture() as capture:
         for part in parts:
-            # A line of a diff is shown as it is: printing takes no notice of what a text says of its wraps.
+            # A line of a diff is never wrapped: console.print ignores the no_wrap of a Text.
             whole = isinstance(part, Text) and part.no_wrap is True
             if whole:
                 console.print(part, highlight=False, no_wrap=True, overflow="ignore", crop=False)

@@ -1,8 +1,8 @@
 """`flatout plan`: what a training config does to a GPU, and a config that fits.
 
 Everything is decided before anything is written: the report and the diff come first, `--apply` asks, and a
-backup is made.  An answer ends with 0, a config with a finding with 1, and whatever could not be done,
-a job that does not fit at a batch of one among it, with 2.
+backup is made.  Exit codes: 0 an answer, 1 a config with a finding, 2 what could not be done, such as a job
+that does not fit even at a batch of one.
 """
 
 from __future__ import annotations
@@ -264,13 +264,13 @@ def _options(ctx: typer.Context) -> PlanOptions:
 def _check_apply(*, apply: bool, yes: bool, json_output: bool) -> None:
     if yes and not apply:
         raise BadInput("--yes has no effect without --apply", hint="add --apply")
-    if apply and not yes and (json_output or not somebody_answers()):
+    if apply and not yes and (json_output or not can_ask()):
         raise BadInput(
             "--apply asks before it writes, but there is no terminal to answer on", hint="add --yes"
         )
 
 
-def somebody_answers() -> bool:
+def can_ask() -> bool:
     return sys.stdin.isatty()
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from flatout.monitor.sample import Sample
 
 DEFAULT_SPEED = 60.0
-# What is watched is one of these; and flags that mean something only with another.  Each has its parameter.
+# What to watch: one of these.  Then flags that mean something only with another.  Each names its parameter.
 MODES = {"--pid": "pid", "--run": "run", "--replay": "replay", "--from": "sources", "--list": "list_all"}
 ONLY_WITH = {
     "--run": {"-m": "module", "--name": "name"},

@@ -1,9 +1,9 @@
-"""Files that are there with all of their content or not there at all.
+"""Atomic files: each is complete or does not exist.
 
-A file is written under a temporary name, handed to the disk and renamed, so a kill or a full disk in the
-middle leaves a leftover that nobody reads.  The writer locks its temporary file.  The kernel holds that lock
-and lets go of it when the process dies, however it dies: a lock cannot go stale, and whoever finds a leftover
-without one may remove it.
+A file is written under a temporary name, flushed to the disk and renamed, so a kill or a full disk in the
+middle leaves a leftover that nobody reads.  The writer locks its temporary file.  The kernel releases that
+lock when the process dies, however it dies: a lock cannot go stale, and whoever finds a leftover without a
+lock may remove it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def append_whole(file: FileIO, content: bytes, *, when_full: str) -> None:
         while rest:
             rest = rest[file.write(rest) :]
     except OSError as error:
-        with contextlib.suppress(OSError):  # what cannot be taken back has no line end: nobody reads it
+        with contextlib.suppress(OSError):  # a partial line has no line end, so nobody reads it
             file.truncate(before)
         raise unwritable(str(file.name), error, when_full=when_full) from error
 
@@ -113,10 +113,10 @@ def refused_by_disk(error: BaseException | None) -> OSError | None:
 
 
 def try_lock(file: IO[Any], *, shared: bool = False) -> bool | None:
-    """Take a file's lock for as long as it is open; False if another process has it, None if that is unknown.
+    """Lock a file while it is open; False if another process holds the lock, None if that is unknown.
 
-    The system lets go of it when the process dies, however it dies: a lock that is held says that its
-    holder lives.
+    The system releases the lock when the process dies, however it dies: a held lock says that its holder
+    lives.
     """
     try:
         fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
@@ -131,8 +131,8 @@ def try_lock(file: IO[Any], *, shared: bool = False) -> bool | None:
 def whole_folder(final: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a folder to fill; it is renamed to `final` when the block ends, so it is whole or not there.
 
-    `replace` removes one that is there, when the new one is complete.  One process writes below
-    `final.parent`: what a dead one left behind there is removed first.
+    `replace` removes an existing one when the new one is complete.  One process at a time writes below
+    `final.parent`: leftovers of a dead one are removed first.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     for leftover in final.parent.glob(f".*{PARTIAL}"):
@@ -147,17 +147,17 @@ def whole_folder(final: Path, *, replace: bool = False) -> Iterator[Path]:
         if replace and final.exists():
             shutil.rmtree(final)
         partial.rename(final)
-    except BaseException:  # what is left of it would fill a full disk further
+    except BaseException:  # a leftover would fill a full disk further
         shutil.rmtree(partial, ignore_errors=True)
         raise
     flush(final.parent)
 
 
 def remove_leftovers(folder: Path, *, of: str = "") -> list[str]:
-    """Remove what dead writers of files named like `of` left behind; a live one holds its file's lock."""
+    """Remove leftovers of dead writers of files named like `of`; a live writer holds its file's lock."""
     removed = []
     for path in folder.glob(f".{glob.escape(of)}*{PARTIAL}"):
-        # Renamed or removed since it was listed, or another user's; where it has no lock, its writer is dead.
+        # An OSError: it was renamed or removed since it was listed, or it is another user's.
         with contextlib.suppress(OSError), path.open("r+b") as file:
             if try_lock(file):
                 path.unlink(missing_ok=True)
@@ -181,7 +181,7 @@ def _locked(partial: Path) -> int:
 
 
 def flush(path: Path) -> None:
-    """Hand a file, or the names of a folder, to the disk."""
+    """Flush a file, or the names in a folder, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

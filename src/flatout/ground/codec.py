@@ -53,7 +53,7 @@ def name_nonfinite(value: Any) -> Any:
     return map_floats(value, lambda number: number if math.isfinite(number) else str(number))
 
 
-def rounded(value: Any, *, digits: int = 6) -> Any:
+def round_floats(value: Any, *, digits: int = 6) -> Any:
     """Return plain JSON values whose floats have no more digits than were measured."""
     return map_floats(value, lambda number: float(f"{number:.{digits}g}"))
 

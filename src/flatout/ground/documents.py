@@ -23,7 +23,7 @@ Shape = TypeVar("Shape")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DocumentKind:
-    """What distinguishes one kind of document from another."""
+    """One kind of document: its format, its version and its words."""
 
     format: str
     version: int
@@ -54,7 +54,7 @@ def read_document(path: Path, shape: type[Shape], kind: DocumentKind) -> Shape:
 
 
 def decode_document(document: Any, shape: type[Shape], kind: DocumentKind, *, name: str) -> Shape:
-    """Make plain values that say what they are into a dataclass; `name` says where they come from."""
+    """Decode plain values with a format and a version into a dataclass; `name` says where they come from."""
     if not isinstance(document, dict) or document.get("format") != kind.format:
         raise BadInput(f"{name} is not {kind.what}", hint=kind.hint)
     found = document.get("version")

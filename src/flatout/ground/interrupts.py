@@ -1,4 +1,4 @@
-"""Ctrl-C and a polite kill, at moments when the work is whole.
+"""Ctrl-C and SIGTERM, delivered at moments when the work is consistent.
 
 An update touches every weight; ended in its middle it would leave a model that is neither the one before nor
 the one after.  There are two ways to wait for such a moment:
@@ -29,7 +29,7 @@ SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which goes to this process alone, where a Ctrl-C goes to the whole group."""
+    """SIGTERM, which goes to this process alone; Ctrl-C goes to the whole group."""
 
 
 class Interrupts:

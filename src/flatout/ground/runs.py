@@ -2,10 +2,10 @@
 
 .flatout/.gitignore                          keeps the folder out of the user's repository
 .flatout/runs/20261115-143002-train-4711/
-    run.json                                 whose run it is: written at its start, and again at its end
+    run.json                                 which run it is: written at its start, and again at its end
     ...                                      what the verb itself writes: a log, checkpoints, a report
 
-A run that died without a word still has a run.json: its process is gone and no end is written.
+A run that died silently still has a run.json: its process is gone and no end is written.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LARGEST_RUN_FILE = 4 * 2**20  # a command line has at most 2 MiB
 HIGHEST_PID = 2**31 - 1
 LATEST_S = 32_503_680_000.0  # the year 3000
 
-PRIVATE = 0o700  # what a run holds is its owner's
+PRIVATE = 0o700  # only the owner may read a run
 REDACTED = "***"
 # A name with a whole word for a secret: --api-key, HF_TOKEN, trainer.password, but not --max-tokens.
 _SECRET_NAME = (
@@ -80,7 +80,7 @@ RunState = Literal["running", "ended", "died"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """Whose run it is."""
+    """One run: its process, its verb, and how it ended."""
 
     name: str
     pid: int
@@ -93,7 +93,7 @@ class Run:
     ended_s: float | None = None
     kind: str = "watch"  # the verb: watch, evolve, adapt, steer
     launcher: int | str | None = None  # the launcher's name for the job, or its process: one for all restarts
-    exit_code: int | None = None  # of a watched script, where it is known
+    exit_code: int | None = None  # of a watched script, if it is known
     host: str | None = None  # the machine; its processes are known there alone
     end: str | None = None  # finished, interrupted, the error or signal; None: it is running, or did not say
 

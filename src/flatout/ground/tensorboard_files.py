@@ -1,7 +1,7 @@
-"""Curves in an event file of TensorBoard, written without torch and on the spot.
+"""Event files for TensorBoard, written at once and without torch.
 
-TensorBoard's own writer has a thread, in which a full disk is a traceback that nobody catches; here an error
-comes up where it happened.
+TensorBoard's own writer has a thread, in which a full disk is a traceback that nobody catches; here the
+caller gets the error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a launcher tells each process of a job: torchrun, `accelerate launch` and srun set variables.
+"""The variables that a launcher (torchrun, `accelerate launch`, srun) sets for each process of a job.
 
-This is the only place that reads them.  A process that nobody launched is rank 0 of 1.  Where torchrun's
+This is the only place that reads them.  A process that nobody launched is rank 0 of 1.  If torchrun's
 variables are absent and srun started the process, SLURM's say the same: `srun flatout evolve ...` needs no
 torchrun.  A batch script has most of SLURM's variables too but is one process alone; only the tasks of srun
 have a list of the step's nodes.

@@ -35,7 +35,7 @@ _OURS = Path(__file__).parents[1]
 
 
 def import_user_module(dotted: str, *, hint: str) -> ModuleType:
-    """Import a module of the user's, as `python -m` finds it; `hint` says what to do where there is none."""
+    """Import a user's module as `python -m` finds it; `hint` says what to do if there is none."""
     make_importable(os.getcwd())
     with calling(f"importing {dotted}"):
         try:
@@ -157,7 +157,7 @@ def _described(error: Exception, *, what: str) -> FlatoutError:
 
 
 def defined_at(function: object) -> str | None:
-    """Return file:line of a function of the user's; None where Python does not say."""
+    """Return file:line of a function of the user's; None if Python does not say."""
     code = getattr(inspect.unwrap(function) if callable(function) else function, "__code__", None)
     return None if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 

@@ -1,4 +1,4 @@
-"""What vendors promise: memory, bandwidth and dense peak arithmetic of the GPUs people train on.
+"""What vendors promise: memory, bandwidth and dense peak rates of the GPUs that people train on.
 
 Reading a datasheet is harder than it looks, so every figure here follows four rules.
 

@@ -32,12 +32,12 @@ class RayCluster:
         self._had_connection = self.ray.is_initialized()
         self._folder = os.getcwd()  # before Ray connects, which may replace its copy of a job's folder
         self._running: set[Any] = set()
-        self._output = contextlib.redirect_stdout(sys.stderr)  # Ray prints there what is not our result
+        self._output = contextlib.redirect_stdout(sys.stderr)  # what Ray prints is not our result
         self._avoided: list[str] = []
 
     def __enter__(self) -> RayCluster:
         if not self._had_connection:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anyone unasked
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # send no usage statistics
             try:
                 self.ray.init(address=self.address, log_to_driver=False, logging_level="error")
             except (ConnectionError, ValueError, RuntimeError) as error:
@@ -81,7 +81,7 @@ class RayCluster:
         )
 
     def describe_lack(self) -> str | None:
-        """Say what no node has; None where a task has room."""
+        """Say what no node has; None if a task has room."""
         if self.slots():
             return None
         most = [int(max(kind, default=0)) for kind in zip(*self._rooms(), strict=True)] or [0, 0]

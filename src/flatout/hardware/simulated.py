@@ -1,4 +1,4 @@
-"""A device that is not there: by the name of a GPU, or by an amount of memory alone.
+"""A device that is not in this machine, by the name of a GPU or by an amount of memory.
 
 "A100-80GB" gives everything the datasheet knows.  "24GB" or "24GiB" gives a device with that memory and
 no peaks, for questions that only ask whether something fits.  GiB is binary, as written.  GB is what cards

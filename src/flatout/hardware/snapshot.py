@@ -89,7 +89,7 @@ class Snapshot:
 
     @property
     def why_no_gpu(self) -> str:
-        """Why there is no GPU, where there is none."""
+        """Why there is no GPU, if there is none."""
         return self.missing.get("gpus") or next(iter(self.notes), "the driver sees no GPU")
 
     @property

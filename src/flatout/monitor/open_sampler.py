@@ -1,4 +1,4 @@
-"""What `flatout watch` puts together: whose job it is, the sampler, the sinks and the log.
+"""Put together what `flatout watch` needs: the job, the sampler, the sinks and the log.
 
 Any process can be watched.  One that reports its steps is known by its channel; of any other there is what
 the operating system and the driver say, and the verdict says what is missing.
@@ -101,7 +101,7 @@ def folder_of(pid: int, scratch: Path) -> Path:
     try:
         process = psutil.Process(pid)
         name, started_s = process.name(), process_started_s(pid)
-    except (psutil.Error, ValueError):  # a negative number is no process's
+    except (psutil.Error, ValueError):  # a negative number names no process
         raise BadInput(f"process {pid} is not running", hint="flatout watch --list shows the runs") from None
     command: tuple[str, ...] = ()
     visible: str | None = None

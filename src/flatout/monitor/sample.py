@@ -30,7 +30,7 @@ SAMPLE = DocumentKind(
 )
 ABOUT = {"format": SAMPLE.format, "version": SAMPLE.version}
 
-# How samples merge where neither "mean of floats" nor "last of the rest" would be right.
+# How samples merge if neither "mean of floats" nor "last of the rest" is right.
 PEAK = {"merge": "peak"}  # what matters of memory is the most of it
 LAST = {"merge": "last"}  # counters and limits
 EVERY = {"merge": "every"}  # each distinct text once
@@ -52,7 +52,7 @@ JobState = Literal["running", "stopped", "ended", "died"]
 class HostSample:
     """The host, as far as the job may use it: a container's limits count, not the machine's."""
 
-    cpu_share: float | None = None  # of a container's quota where there is one, else of the whole machine
+    cpu_share: float | None = None  # of a container's quota if there is one, else of the whole machine
     cores: float | None = field(default=None, metadata=LAST)
     memory_used_bytes: int | None = field(default=None, metadata=PEAK)
     memory_total_bytes: int | None = None

@@ -81,7 +81,7 @@ class Sampler:
         return self
 
     def pause(self) -> bool:
-        """Take no samples until `start`; False where the thread hangs."""
+        """Take no samples until `start`; False if the thread hangs."""
         self._stop.set()
         self._was_paused = True
         if self._thread is not None and self._thread is not threading.current_thread():

@@ -168,14 +168,16 @@ def curves(
     for line in known:
         runs = _runs(line.points) if has_gaps else [line.known]
         size = math.ceil(sum(map(len, runs)) / MOST_POINTS)
-        marks += [_line_mark([axes.place(*point) for point in thinned(run, size=size)], line) for run in runs]
+        marks += [
+            _line_mark([axes.place(*point) for point in thin_points(run, size=size)], line) for run in runs
+        ]
     if show_across is not None:
         marks += _hovers(known, axes, show=show, show_across=show_across)
     spoken = "; ".join(_spoken(line, show) for line in known)
     return axes.drawing(marks, label=spoken, legend=keys if len(keys) > 1 or shows_last else ())
 
 
-def thinned(points: Sequence[Point], *, size: int) -> list[Point]:
+def thin_points(points: Sequence[Point], *, size: int) -> list[Point]:
     """Average each `size` neighbours, at the last of them."""
     groups = [points[start : start + size] for start in range(0, len(points), size)]
     return [(group[-1][0], sum(y / len(group) for _, y in group)) for group in groups]

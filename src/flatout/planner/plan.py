@@ -140,7 +140,7 @@ class ConfigFit(ConfigAnswer):
 def plan_config(
     conf: Path, options: PlanOptions | None = None, *, make_forecast: ForecastMaker | None = None
 ) -> ConfigPlan:
-    """Read the settings of a config and, where model and device are known, the memory of every stage."""
+    """Read the settings of a config and, if model and device are known, the memory of every stage."""
     options = options or PlanOptions()
     opened, settings, lengths = _open(conf, options)
     model = options.model or opened.mapped.model
@@ -174,7 +174,7 @@ def fit_config(
 ) -> ConfigFit:
     """Find the largest batch of a config that fits a device, its effective batch kept; write nothing.
 
-    A fit `to_apply` is refused before any work where its values could not be written.
+    A fit `to_apply` is refused before any work if its values could not be written.
     """
     options = options or PlanOptions()
     wish = Wish(effective_batch=effective_batch, allow=tuple(allow), choose=choose)
@@ -211,7 +211,7 @@ def fit_config(
 
 
 def apply_config(fitted: ConfigFit) -> Backup | None:
-    """Write a fit into its config, all files or none; None where there is nothing to change."""
+    """Write a fit into its config, all files or none; None if there is nothing to change."""
     if fitted.unwritable is not None:
         raise fitted.unwritable
     config = fitted.opened.config

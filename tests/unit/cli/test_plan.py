@@ -112,7 +112,7 @@ def test_apply_asks_where_somebody_can_answer(
     answer: str, written: bool, conf: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = plans.contents(conf)
-    monkeypatch.setattr("flatout.cli.plan.somebody_answers", lambda: True)
+    monkeypatch.setattr("flatout.cli.plan.can_ask", lambda: True)
     result = run("fit", conf, *ON_24GB, "--apply", answer=answer)
     assert result.exit_code == 0
     assert "Write config.yaml?" in result.stderr
@@ -121,7 +121,7 @@ def test_apply_asks_where_somebody_can_answer(
 
 def test_an_interrupted_question_writes_nothing(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = plans.contents(conf)
-    monkeypatch.setattr("flatout.cli.plan.somebody_answers", lambda: True)
+    monkeypatch.setattr("flatout.cli.plan.can_ask", lambda: True)
     result = run("fit", conf, *ON_24GB, "--apply", answer="")  # the end of the input
     assert result.exit_code == 130
     assert result.stderr.endswith("flatout: interrupted: nothing was written\n")

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from flatout.ground.codec import WrongShape, decode, encode, map_floats, name_nonfinite, rounded
+from flatout.ground.codec import WrongShape, decode, encode, map_floats, name_nonfinite, round_floats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +97,7 @@ def test_floats_are_changed_wherever_they_lie_and_nothing_else_is() -> None:
         "a": [-1.5, 2, "3.5", None, True],
         "b": [{"c": -4.25}],
     }
-    assert rounded({"a": [1.23456789, 7]}, digits=3) == {"a": [1.23, 7]}
+    assert round_floats({"a": [1.23456789, 7]}, digits=3) == {"a": [1.23, 7]}
 
 
 def test_numbers_that_json_lacks_are_named() -> None:

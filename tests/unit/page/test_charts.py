@@ -21,7 +21,7 @@ from flatout.page.charts import (
     scatter,
     stack,
     stacked_row,
-    thinned,
+    thin_points,
 )
 from flatout.page.scales import Scale, round_scale, span_scale, time_scale, zero_scale
 
@@ -110,10 +110,10 @@ def test_flat_and_odd_curves_are_drawn(values: tuple[float, ...]) -> None:
 
 def test_long_lines_are_thinned_and_keep_their_end_and_mean() -> None:
     points = [(float(step), float(step % 7)) for step in range(10_000)]
-    few = thinned(points, size=25)
+    few = thin_points(points, size=25)
     assert len(few) == MOST_POINTS and few[-1][0] == 9_999
     assert abs(sum(value for _, value in few) / len(few) - 3) < 0.05
-    assert thinned(points[:400], size=1) == points[:400]
+    assert thin_points(points[:400], size=1) == points[:400]
     box = Axes(across=span_scale(0, 9_999), up=span_scale(0, 6))
     (line,) = lines_of(curves([Curve(name="loss", colour="forward", points=points)], box))
     assert len(line.at) == MOST_POINTS

@@ -59,7 +59,7 @@ LOOKS = {
 
 
 def render(diagnosis: Diagnosis, *, console: Console | None = None) -> str:
-    """Render the report as text, coloured where `console` (by default stdout) is a terminal."""
+    """Render the report as text, coloured if `console` (by default stdout) is a terminal."""
     console = console or Console(highlight=False)
     return render_lines(console, _parts(diagnosis, width=min(console.width, 100)))
 

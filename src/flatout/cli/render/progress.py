@@ -22,7 +22,7 @@ from flatout.ground.units import show_rough, show_seconds
 if TYPE_CHECKING:
     from flatout.engines.steering.search.halved_search import Event
 
-TENTHS = 10  # lines that a count gives where there is no terminal
+TENTHS = 10  # lines that a count prints without a terminal
 OnText = Callable[[str], None]
 
 

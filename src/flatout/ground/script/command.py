@@ -63,5 +63,5 @@ def _spec(name: str, places: Sequence[str] | None) -> importlib.machinery.Module
     if here is not None and here.loader is not None:
         return here
     found = (finder.find_spec(name, places) for finder in sys.meta_path)
-    # A bare folder of this name counts only where no real module has it.
+    # A bare folder of this name counts only if no real module has it.
     return next((spec for spec in found if spec is not None), here)

@@ -176,7 +176,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
             own = loader.exec_module
 
             def exec_module(module: ModuleType) -> None:
-                vars(loader).pop("exec_module", None)  # gone already, where several wait for one package
+                vars(loader).pop("exec_module", None)  # gone already, if several wait for one package
                 own(module)
                 self.leave()
                 self._then(module)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout import __version__
-from flatout.ground.codec import decode, encode, rounded
+from flatout.ground.codec import decode, encode, round_floats
 from flatout.ground.torchrun import read_launch
 from flatout.measure.arms.arm import ONE_BATCH, REAL
 from flatout.measure.arms.switches.optimizer_step import describe
@@ -106,7 +106,7 @@ class Assembly:
             missing=tuple(_missing(observer)),
         )
         evidence = replace(evidence, sources=observer.user_code.sources(_places(evidence)))
-        return decode(Evidence, rounded(encode(evidence)))
+        return decode(Evidence, round_floats(encode(evidence)))
 
     def _job(self, observer: Observer, ending: Ending) -> ObservedJob:
         return ObservedJob(

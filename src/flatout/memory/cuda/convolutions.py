@@ -45,7 +45,7 @@ IMAGE_TILE, LARGEST_SHARED = 256, 1280  # of an image: values of the weight's gr
 FEW_CHANNELS = 4
 NARROW, NARROW_PRODUCT = 64, 256  # channels in, up to which float32 results are written as they lie
 MANY_POSITIONS = 1 << 18
-# where no product is taken for each sample: channels in, samples, weights
+# limits beyond which no product is taken for each sample: channels in, samples, weights
 THIN, FEW_SAMPLES, MANY_WEIGHTS = 32, 32, 1 << 18
 POSITIONS_OF_A_SHARE = 7168  # at least, in half precision
 BADLY_FILLED = 2 / 3  # of the multiprocessors
@@ -148,7 +148,7 @@ def _weight_gradient(args: Any, num_multiprocessors: int) -> Group:
     if not _is_half(x) and _is_image(x, weight, transposed) and _is_lean(x, weight, stride, transposed):
         at_once = 0
     if is_product and not _is_half(x) and weight.numel() < MANY_WEIGHTS:
-        # thin weights: by sample, but where samples are few
+        # thin weights: by sample, unless samples are few
         return (Formula("either", (x.shape[0], FEW_SAMPLES + 1, _known(at_once), by_sample)),)
     return (at_once,) if at_once else ()
 

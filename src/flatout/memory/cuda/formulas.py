@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-ASSUMED_MULTIPROCESSORS = 132  # of an H200: where a GPU's own are not known
+ASSUMED_MULTIPROCESSORS = 132  # of an H200, assumed for a GPU whose own are not known
 WARP, MOST_THREADS, THREADS_PER_MULTIPROCESSOR = 32, 512, 2048
 FEWEST_VALUES, MOST_VALUES = 16, 256  # that one thread adds
 SORTED_FROM = 3072  # indices: fewer are added without sorting

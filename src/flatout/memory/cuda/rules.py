@@ -289,8 +289,9 @@ def _install_scaler() -> None:
 
 
 def _install_module_apply() -> None:
-    """`Module.to` and its kin exchange data behind a parameter, which fake tensors refuse: exchange the
-    parameter itself, one replacement for all places that share it.
+    """Let `Module.to` and its kin replace parameters, once for all places that share one.
+
+    They replace the data behind a parameter, which fake tensors refuse.
     """
     plain: Callable[..., nn.Module] = nn.Module._apply
     every_module: Any = nn.Module

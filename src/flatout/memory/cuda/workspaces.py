@@ -56,7 +56,7 @@ PRODUCTS = {
     aten.baddbmm.out,
 }
 BIASED_PRODUCTS = (aten.addmm.default, aten.addmm.out)
-# losses whose result is made for each element and then averaged in place, and where `reduction` stands
+# losses made for each element and then averaged in place -> the position of their argument `reduction`
 REDUCTION = {
     aten.mse_loss.default: 2,
     aten.smooth_l1_loss.default: 2,
@@ -127,8 +127,9 @@ class Workspaces:
         return () if rule is None else rule(args, kwargs)
 
     def kept_bytes(self, func: Any, args: Any, kwargs: Any) -> int | None:
-        """Of the storage of a result, where it is more than the result shows: losses that are averaged where
-        they were taken for each element keep all of that for as long as they live.
+        """Return the bytes of a result's storage if it is larger than the result; else None.
+
+        A loss that is averaged in place keeps its value for each element as long as it lives.
         """
         place = REDUCTION.get(func)
         return None if place is None else _element_bytes(args, kwargs, place)
@@ -176,7 +177,7 @@ class Workspaces:
 
 
 def _is_biased_in_one(bias: Tensor, _: Tensor, weight: Tensor) -> bool:
-    """Whether cuBLASLt adds the bias: PyTorch asks it where neither side of the weight is one."""
+    """Whether cuBLASLt adds the bias: PyTorch asks it if neither side of the weight is one."""
     return bias.dim() == 1 and bool(weight.shape[0] > 1) and bool(weight.shape[1] > 1)
 
 

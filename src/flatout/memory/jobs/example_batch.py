@@ -29,7 +29,7 @@ def tensors_of(batch: Any) -> Iterator[Tensor]:
         found.append(tensor)
         return tensor
 
-    mapped(batch, note)
+    map_tensors(batch, note)
     yield from found
 
 
@@ -44,7 +44,7 @@ def leading_size(batch: Any) -> int:
     return max(sizes, key=lambda size: sizes[size])
 
 
-def resized(batch: Any, *, batch_size: int, example_size: int) -> Any:
+def resize_batch(batch: Any, *, batch_size: int, example_size: int) -> Any:
     """Return the example with `batch_size` rows instead of `example_size`."""
     import torch
 
@@ -53,7 +53,7 @@ def resized(batch: Any, *, batch_size: int, example_size: int) -> Any:
             return tensor
         return tensor[torch.arange(batch_size) % example_size]
 
-    return mapped(batch, with_rows)
+    return map_tensors(batch, with_rows)
 
 
 def maker_of(batch: Any, *, batch_size: int | None = None) -> tuple[Callable[..., Any], dict[str, int]]:
@@ -69,7 +69,7 @@ def maker_of(batch: Any, *, batch_size: int | None = None) -> tuple[Callable[...
         raise BadInput(f"no tensor of the example batch has the leading size batch_size={size}")
 
     def make_batch(*, batch_size: int) -> Any:
-        return resized(batch, batch_size=batch_size, example_size=size)
+        return resize_batch(batch, batch_size=batch_size, example_size=size)
 
     return make_batch, {"batch_size": size}
 
@@ -108,21 +108,21 @@ def _adapted(maker: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, i
     return maker, sizes
 
 
-def mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """Apply `function` to every tensor of a structure; mappings come back as dicts."""
     import torch
 
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        return {name: mapped(item, function) for name, item in value.items()}
+        return {name: map_tensors(item, function) for name, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(mapped(item, function) for item in value))
+        return type(value)(*(map_tensors(item, function) for item in value))
     if isinstance(value, (list, tuple)):
-        return type(value)(mapped(item, function) for item in value)
+        return type(value)(map_tensors(item, function) for item in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         changed = {
-            field.name: mapped(getattr(value, field.name), function)
+            field.name: map_tensors(getattr(value, field.name), function)
             for field in dataclasses.fields(value)
             if field.init
         }

@@ -172,7 +172,7 @@ def _batches(config: Any, *, task: str, padded: bool) -> tuple[Callable[..., Any
 def _positions(text: Any) -> int | None:
     """Return the longest text; RoBERTa and its kin count positions from behind the padding id.
 
-    None where a config sets no limit: T5 and XLNet count distances, not positions.
+    None if a config sets no limit: T5 and XLNet count distances, not positions.
     """
     positions = getattr(text, "max_position_embeddings", None)
     if not isinstance(positions, int) or positions < 1:

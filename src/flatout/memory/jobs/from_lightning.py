@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.ground.errors import BadInput
 from flatout.ground.user_code import calling
-from flatout.memory.jobs.example_batch import maker_of, mapped, tensors_of
+from flatout.memory.jobs.example_batch import maker_of, map_tensors, tensors_of
 from flatout.memory.jobs.job import Job
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _example(make_module: Callable[[], nn.Module], *, name: str) -> Any:
     example = getattr(module, "example_input_array", None)
     if example is None or not list(tensors_of(example)):
         raise BadInput(f"{name} has neither make_batch nor example_input_array", hint=MAKE_A_BATCH)
-    return mapped(example, _filled)
+    return map_tensors(example, _filled)
 
 
 def _filled(tensor: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ from flatout.ground.errors import BadInput
 from flatout.ground.user_code import attribute_of, calling, import_file, import_named, make_importable
 from flatout.memory.jobs import from_huggingface, from_lightning
 from flatout.memory.jobs.example_batch import maker_of, tensors_of
-from flatout.memory.jobs.from_objects import copied, is_lightning, optimizer_maker, own_loss
+from flatout.memory.jobs.from_objects import copy_model, is_lightning, optimizer_maker, own_loss
 from flatout.memory.jobs.job import Job, Recipe
 
 PARTS = ("model", "batch", "loss", "optimizer")
@@ -167,7 +167,7 @@ def _job_of_parts(parts: Mapping[str, Any], *, name: str) -> Job:
     make_batch, sizes = maker_of(parts["batch"])
     return Job(
         name=name,
-        make_model=model if given is None else lambda: copied(given),
+        make_model=model if given is None else lambda: copy_model(given),
         make_batch=make_batch,
         loss=loss or own_loss,
         make_optimizer=optimizer_maker(parts.get("optimizer"), model=given),

@@ -56,7 +56,7 @@ def job_of(
             from flatout.memory.jobs import from_lightning
 
             return from_lightning.job(
-                lambda: copied(model),
+                lambda: copy_model(model),
                 make_batch=make_batch,
                 sizes=sizes,
                 name=name or type(model).__name__,
@@ -64,7 +64,7 @@ def job_of(
             )
         return Job(
             name=name or type(model).__name__,
-            make_model=lambda: copied(model),
+            make_model=lambda: copy_model(model),
             make_batch=make_batch,
             loss=loss or own_loss,
             make_optimizer=optimizer_maker(optimizer, model=model),
@@ -110,7 +110,7 @@ def own_loss(model: nn.Module, batch: Any) -> Tensor:
     )
 
 
-def copied(model: nn.Module) -> nn.Module:
+def copy_model(model: nn.Module) -> nn.Module:
     """Return a deep copy with its own tensors on the default device; see the module's docstring."""
     import torch
     from torch import nn
@@ -230,7 +230,7 @@ def _job_of_step(
 
     return Job(
         name=name,
-        make_model=lambda: copied(whole),
+        make_model=lambda: copy_model(whole),
         make_batch=make_batch,
         loss=loss,
         make_optimizer=optimizer_maker(optimizer, model=whole),

@@ -36,7 +36,7 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
 def optimizer_named(name: str) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer] | None:
     """Return the optimizer a config calls `name` (Hugging Face or torch spelling), or None.
 
-    Adam in eight bits is planned by its arithmetic, whether or not bitsandbytes is installed (`eight_bit`).
+    Adam in eight bits is planned by its arithmetic, with or without bitsandbytes (`eight_bit_adam`).
     """
     import torch
 

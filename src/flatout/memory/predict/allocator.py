@@ -288,7 +288,7 @@ class _Expandable(_Pools):
         return length + self.gaps.get((key & _ADDRESS) + length, 0)
 
     def obtain(self, need: int) -> int:
-        # PyTorch holds the whole request against its limit, even where free pages serve a part of it.
+        # PyTorch checks the whole request against its limit, even if free pages serve a part of it.
         if self.exceeds(segment_length(need)):
             return 0
         keys, page = (self.small, _SMALL_SEGMENT) if need <= _SMALL else (self.large, _LARGE_SEGMENT)

@@ -35,7 +35,7 @@ NO_WORKSPACES: Workspaces = Decision(value=(), reason="none beyond those in the 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryTimeline:
-    """Bytes in use over one step, thinned out to where they are largest."""
+    """Bytes in use over one step, reduced to the points where they are largest."""
 
     step: str  # "first" or "next"
     events: tuple[int, ...]  # how many events into the step each point lies

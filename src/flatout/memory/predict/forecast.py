@@ -27,7 +27,7 @@ from flatout.memory.predict.allocator import Simulation
 from flatout.memory.predict.estimate import MemoryEstimate, estimate
 from flatout.memory.predict.largest_batch import LOOKED_BELOW, MAX_BATCH, CapSearch, longest
 from flatout.memory.predict.notes import LEANS, notes_on_guesses
-from flatout.memory.predict.repeat_steps import repeated
+from flatout.memory.predict.repeat_steps import repeat_steps
 from flatout.memory.predict.replay import SizedTrace, sized
 from flatout.memory.predict.samples import BATCH
 from flatout.memory.predict.steps import Key, Parallel, TracedSteps, TraceStore
@@ -92,7 +92,7 @@ class BatchBounds:
     tight: int | None
 
 
-def traced(recipe: Recipe) -> Recipe:
+def limit_accumulation(recipe: Recipe) -> Recipe:
     """Return the recipe with no more accumulation than memory can tell apart."""
     return dataclasses.replace(recipe, accumulation=min(recipe.accumulation, TRACED_ACCUMULATION))
 
@@ -179,7 +179,7 @@ class Forecaster(TracedSteps):
         if self.expandable_segments:
             guess = search(kept_bytes).safe_batch()
         else:
-            below = LOOKED_BELOW if self._replay(recipe, wanted) else 0.0  # where no size costs a trace
+            below = LOOKED_BELOW if self._replay(recipe, wanted) else 0.0  # only if no size costs a trace
             guess = search(kept_bytes).unbroken_batch(looked_below=below)
         tight, num_flushes = self._trained(recipe, wanted, guess, kept_bytes, at_least=safe)
         return Largest(
@@ -229,7 +229,7 @@ class Forecaster(TracedSteps):
     ) -> tuple[int, int | None]:
         """Return the batch, or one below, whose own trace trains for several steps, and its flushes.
 
-        A guess is commonly right or one percent off; where it is not, as where a kernel changes between the
+        A guess is commonly right or one percent off; if it is not, because a kernel changes between the
         small traces and the large batch, larger and larger steps down find one that trains.
         """
         low, high, step = at_least, 0, max(1, batch_size // 100)
@@ -237,7 +237,7 @@ class Forecaster(TracedSteps):
         for _ in range(MOST_RETRIES):
             if batch_size <= low:
                 break
-            run = repeated(sized(self.trace(recipe, {**sizes, BATCH: batch_size})))
+            run = repeat_steps(sized(self.trace(recipe, {**sizes, BATCH: batch_size})))
             found = run.flushes(cap_bytes=cap_bytes, expandable_segments=self.expandable_segments)
             if found is None or (found and self.expandable_segments):
                 high = batch_size
@@ -277,7 +277,7 @@ class Forecaster(TracedSteps):
 
     def peak_bytes(self, sizes: Sizes, *, recipe: Recipe) -> Peak:
         """Return what one step needs at these sizes, `batch_size` among them."""
-        recipe = traced(recipe)
+        recipe = limit_accumulation(recipe)
         at = (_without_batch(recipe, sizes), sizes[BATCH])
         if at not in self._peaks:
             found: Simulation | MemoryEstimate
@@ -296,18 +296,18 @@ class Forecaster(TracedSteps):
 
     def trains(self, sizes: Sizes, *, recipe: Recipe, capacity_bytes: int) -> bool:
         """Whether the steps run on a device where the process gets no more than `capacity_bytes`."""
-        recipe = traced(recipe)
+        recipe = limit_accumulation(recipe)
         cap_bytes = capacity_bytes - self._beside_bytes(sizes, recipe)
         if cap_bytes <= 0:
             return False
-        flushes = repeated(self._step(sizes, recipe)).flushes(
+        flushes = repeat_steps(self._step(sizes, recipe)).flushes(
             cap_bytes=int(cap_bytes * (1 - KEPT_FREE)), expandable_segments=self.expandable_segments
         )
         return flushes is not None and not (flushes and self.expandable_segments)
 
     def largest_within(self, sizes: Sizes, *, recipe: Recipe, capacity_bytes: int) -> BatchBounds:
         """Return the largest batch that trains, and the largest that never holds more."""
-        recipe = traced(recipe)
+        recipe = limit_accumulation(recipe)
         what = _without_batch(recipe, sizes)
         if (what, capacity_bytes) not in self._bounds:
             found = self._searched(recipe, sizes, capacity_bytes)
@@ -319,11 +319,11 @@ class Forecaster(TracedSteps):
     def step_s(self, sizes: Sizes, *, recipe: Recipe) -> float | None:
         """Return the seconds of a micro-batch, measured at this very batch: small ones do not tell.
 
-        None where nothing was measured, or where the batch did not run.
+        None if nothing was measured, or if the batch did not run.
         """
         if not self._profile:
             return None
-        recipe, batch_size = traced(recipe), sizes[BATCH]
+        recipe, batch_size = limit_accumulation(recipe), sizes[BATCH]
         probes = {probe.batch_size: probe for probe in self._receipt(recipe, sizes).probes}
         at = (_without_batch(recipe, sizes), batch_size)
         if at not in self._timed:

@@ -46,7 +46,7 @@ SMALL_BYTES = 512  # the optimizer's scalars are not sharded
 
 
 def bucket_sizes(sizes: Iterable[int], *, limits: Sequence[int]) -> list[int]:
-    """Return the bytes of DDP's buckets: the tensor that reaches the limit closes one; the last limit repeats."""
+    """Return the bytes of DDP's buckets: a tensor that reaches the limit closes one; the last repeats."""
     closed: list[int] = []
     filled = 0
     for num_bytes in sizes:

@@ -42,8 +42,8 @@ class RepeatedSteps:
         return whole.num_flushes - done(self.events[: self.starts[-1] if self.starts else 0]).num_flushes
 
 
-def repeated(found: SizedTrace, *, num_steps: int = NUM_STEPS) -> RepeatedSteps:
-    """Repeat a trace's second step up to `num_steps`; not if it does not leave what it found."""
+def repeat_steps(found: SizedTrace, *, num_steps: int = NUM_STEPS) -> RepeatedSteps:
+    """Repeat the second step of a trace up to `num_steps`, if it leaves as much as it found."""
     events, num_bytes = found.trace.events, found.num_bytes
     start = next((at for at, step, _phase in found.trace.marks if step == "next"), len(events))
     step = events[start:]

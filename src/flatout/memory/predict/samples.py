@@ -1,4 +1,4 @@
-"""Which sizes to trace, so that a replay can answer for all others.
+"""Choose the sizes to trace so that a replay can answer for all others.
 
 Three values of each knob fix a quadratic.  They are small, because integer tensors are computed for real, but
 not so small that a case of its own is met (a batch of 1), and of a size that kernels round up to a period

@@ -19,7 +19,7 @@ from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Job, Recipe, Sizes, check_batch_size
 from flatout.memory.predict.replay import Replay, SizedTrace, fit_replay, sized
 from flatout.memory.predict.samples import BATCH, sample_sizes
-from flatout.memory.process.isolated_process import check_build, forked_or_sent, in_fresh_process
+from flatout.memory.process.isolated_process import check_build, run_isolated, run_with_cuda
 from flatout.memory.trace.make_trace import (
     NATIVE,
     RULED,
@@ -163,7 +163,7 @@ class TracedSteps:
         def one(sizes: Sizes) -> Trace:
             make = trace_natively if self.native else trace_here
             work = partial(make, self.job, recipe, sizes, device=self.device, last_micro_batch=last)
-            run, what = (in_fresh_process, NATIVE) if self.native else (forked_or_sent, RULED)
+            run, what = (run_with_cuda, NATIVE) if self.native else (run_isolated, RULED)
             return self._of_one_rank(run(work, what=what), recipe)
 
         num_at_once = NATIVE_AT_ONCE if self.native else len(os.sched_getaffinity(0))
@@ -178,7 +178,7 @@ class TracedSteps:
 
         if self.parallel == "ddp":
             return parallel.with_ddp(trace)
-        units = forked_or_sent(units_of_job, self.job, recipe, what=RULED)
+        units = run_isolated(units_of_job, self.job, recipe, what=RULED)
         return parallel.with_fsdp2(trace, ranks=self.ranks, units=units)
 
     def _complete(self, sizes: Sizes | None) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """A short real run of a job, well below the limit: it measures what a trace cannot know.
 
 The job is built on the GPU and stepped a few times at one or two small batches, exactly as the trace steps
-it.  Peak bytes come from PyTorch's allocator, the CUDA context from the driver (see `context`).  The probe
-runs in a child process (`fresh`), whose context goes away with it.
+it.  Peak bytes come from PyTorch's allocator, the CUDA context from the driver (see `cuda_context`).  The
+probe runs in a child process (`isolated_process`), whose context ends with it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from flatout.memory.predict.forecast import Forecaster
 from flatout.memory.predict.samples import BATCH
 from flatout.memory.probe.cuda_context import Reading, context_of, reading_of
 from flatout.memory.probe.probe_results import Measured, Receipt
-from flatout.memory.process.isolated_process import check_backward, check_cuda, in_fresh_process
+from flatout.memory.process.isolated_process import check_backward, check_cuda, run_with_cuda
 
 if TYPE_CHECKING:
     from flatout.memory.jobs.step import Parts
@@ -60,7 +60,7 @@ def probe(
     if batch_sizes is not None:
         _check_batches(batch_sizes)
     wanted = {**job.sizes, **(sizes or {})}
-    room = in_fresh_process(look_at, device_index, what=PROFILE)
+    room = run_with_cuda(look_at, device_index, what=PROFILE)
     if batch_sizes is None:
         forecaster = Forecaster(job, device=room.device)
 
@@ -73,7 +73,7 @@ def probe(
             process_bytes, batch_size=wanted[BATCH], free_bytes=room.free_bytes, name=job.name
         )
     work = (measure, job, recipe, wanted, tuple(batch_sizes), device_index)
-    return in_fresh_process(*work, what=PROFILE, with_values=True)
+    return run_with_cuda(*work, what=PROFILE, with_values=True)
 
 
 def _check_batches(batch_sizes: Sequence[int]) -> None:

@@ -5,9 +5,9 @@ process has, a server is started beside it: it imports what a trace imports, and
 packages that take seconds, and then forks in milliseconds.  It ends with this process, or after a while
 without work, and is started again.
 
-It is a plain `python -c` and none of multiprocessing's, which would run the user's script a second time:
+It is a plain `python -c`, not multiprocessing's server, which would run the user's script a second time:
 without an `if __name__ == "__main__"` that is a second training.  What the script defines comes in the parcel
-(`parcel`); paths, arguments, environment and folder are those of the moment of asking.
+(`parcel`); paths, arguments, environment and folder are those of the caller at that moment.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ CODE = (  # a door, how many modules, these, and the path
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Surroundings:
-    """What a forked child would have had of its parent."""
+    """What a forked child would inherit from its parent."""
 
     path: list[str]
     arguments: list[str]

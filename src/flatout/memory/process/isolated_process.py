@@ -25,17 +25,15 @@ Result = TypeVar("Result")
 FORK_TRIES = 300
 
 
-def in_fresh_process(
+def run_with_cuda(
     function: Callable[..., Result], *args: Any, what: str, with_values: bool = False
 ) -> Result:
     """Run a function in a child that may use CUDA, which `what` needs; `with_values` sends the weights."""
     check_build(what)
-    return forked_or_sent(function, *args, what=what, with_values=with_values)
+    return run_isolated(function, *args, what=what, with_values=with_values)
 
 
-def forked_or_sent(
-    function: Callable[..., Result], *args: Any, what: str, with_values: bool = False
-) -> Result:
+def run_isolated(function: Callable[..., Result], *args: Any, what: str, with_values: bool = False) -> Result:
     """Run a function in a forked child; in one of the server if CUDA was used here, or if the fork fails.
 
     A trace by the rules asks CUDA nothing, but a model or a batch that lies on a GPU does when it is read.
@@ -47,27 +45,29 @@ def forked_or_sent(
             return run_in_child(function, *args)
         except ForkUnusable:
             pass
-    return sent(function, *args, what=what, with_values=with_values)
+    return run_on_server(function, *args, what=what, with_values=with_values)
 
 
-def sent(function: Callable[..., Result], *args: Any, what: str, with_values: bool = False) -> Result:
+def run_on_server(
+    function: Callable[..., Result], *args: Any, what: str, with_values: bool = False
+) -> Result:
     """Run a function in a child of the server, which gets a copy of everything (see `parcel`)."""
     from flatout.memory.process.fork_server import answer_from_server
-    from flatout.memory.process.parcel import packed
+    from flatout.memory.process.parcel import pack
 
     try:
-        parcel = packed(function, args, with_values=with_values)
+        parcel = pack(function, args, with_values=with_values)
     except BadInput as error:
         raise BadInput(
             f"this process has used a GPU or run a backward, and {error.message}",
             hint=f"ask for {what} before that, or leave out of the job what cannot be copied",
         ) from error
-    result: Result = answered(answer_from_server(parcel))
+    result: Result = open_answer(answer_from_server(parcel))
     return result
 
 
 def check_build(what: str) -> None:
-    """Refuse where no child could ever use CUDA; asks CUDA nothing."""
+    """Raise BadInput if no child could ever use CUDA; this asks CUDA nothing."""
     import torch
 
     if torch.version.cuda is None:
@@ -127,7 +127,7 @@ def run_in_child(function: Callable[..., Result], *args: Any, **kwargs: Any) -> 
             process.join(timeout=5)
         if process.is_alive():
             process.kill()
-    result: Result = answered(answer)
+    result: Result = open_answer(answer)
     return result
 
 
@@ -144,7 +144,7 @@ def _start(process: Any) -> None:
     process.start()
 
 
-def answered(answer: tuple[str, Any]) -> Any:
+def open_answer(answer: tuple[str, Any]) -> Any:
     """Return the result that `answer_of` brought back, or raise its error."""
     kind, value = answer
     if kind == "error":

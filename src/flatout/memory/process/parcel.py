@@ -1,7 +1,7 @@
-"""A job as bytes for another process of ours: a model, its loss, a batch, as a script or a notebook has them.
+"""A job as bytes for another process: the model, loss and batch of a script or a notebook.
 
 cloudpickle sends what plain pickle refuses: lambdas, closures, and by value whatever `__main__` defines.  The
-bytes go through a socket between two processes of one program and lie in no file; no pickle of anybody else's
+bytes go through a socket between two processes of one program and lie in no file; no pickle from elsewhere
 is ever loaded.
 
 A trace asks how large weights are and not what they hold, so large floating-point tensors travel without
@@ -27,7 +27,7 @@ from flatout.ground.errors import BadInput
 SMALL_BYTES = 64 << 10  # a table, a set of class weights: more than that is a weight or an activation
 
 
-def packed(function: Callable[..., Any], args: tuple[Any, ...], *, with_values: bool = False) -> bytes:
+def pack(function: Callable[..., Any], args: tuple[Any, ...], *, with_values: bool = False) -> bytes:
     """Pack `(function, args)` for a Connection to send; `with_values` if the step is to run for real."""
     into = io.BytesIO()
     try:

@@ -40,7 +40,7 @@ class DeviceThread:
         return self.pool.submit(_within, contexts, engine, tensors, *args, **kwargs).result()
 
     def go_on(self) -> None:
-        """Number nodes as after many steps like the one that was run."""
+        """Number the nodes as they are after many steps like the traced one."""
         here, there = (after - before for after, before in zip(self._numbers(), self.before, strict=True))
         ahead = min(NUM_STEPS * abs(there - here), MOST_MADE)
         if there > here:

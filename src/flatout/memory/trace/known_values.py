@@ -27,7 +27,7 @@ UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, at
 VALUE = "_flatout_value"
 HISTOGRAM = aten.histc.default
 UNIFORM = {aten.rand.default, aten.rand_like.default, aten.uniform_.default}
-# the place of the indices among the results; None where they are the only one
+# the place of the indices among the results; None if they are the only one
 CHOICES = {
     aten.topk.default: 1,
     aten.argmax.default: None,
@@ -66,7 +66,7 @@ def with_value(real: Tensor, *, device: torch.device | None = None) -> Tensor:
 
 
 def follow(func: Any, args: Any, kwargs: Any, out: Any, *, guess: Callable[[str, str], None]) -> None:
-    """Compute `func` for real where its inputs are known and its results are small integers."""
+    """Compute `func` for real if its inputs are known and its results are small."""
     outs = list(_tensors(out))
     if not outs:
         _follow_changes(func, args, kwargs)

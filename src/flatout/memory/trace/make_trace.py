@@ -1,10 +1,10 @@
-"""A trace in this process, by one of two ways; both change the process for good and belong into a child.
+"""A trace in this process, in one of two ways; both change the process for good, so they run in a child.
 
 By the *rules*, tensors without data live on the CPU, which is made to choose as CUDA would (`cuda.rules`): no
 GPU is needed, and any GPU can be asked about.  *Natively*, they live on the GPU that is here, so that PyTorch
-itself decides what autocast casts, which attention kernel runs and which result lies how.  What no kernel
-tells, blocks that it takes for a while and what cuDNN keeps of recurrent layers, follows the same formulas in
-both.  Attention kernels are chosen by the compute capability of the GPU; kernels that sum keep a part for
+itself decides what autocast casts, which attention kernel runs and how results lie in memory.  What no kernel
+tells (blocks that it takes for a while, and what cuDNN keeps of recurrent layers) follows the same formulas
+in both.  Attention kernels are chosen by the compute capability of the GPU; kernels that sum keep a part for
 each of its multiprocessors.
 """
 

@@ -54,7 +54,7 @@ class Storage:
     phase: Phase
     op: str  # "aten.mm", or "parameter", "gradient", ... for what has a name of its own
     module: str | None = None  # dotted name of the innermost module whose forward made it
-    formula: Formula | None = None  # where the size grows in steps
+    formula: Formula | None = None  # set if the size grows in steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,9 +1,9 @@
 """Births and deaths of every storage of a training step, on tensors without data.
 
 The step runs under PyTorch's fake tensors: shapes and dtypes are computed, memory is not taken, so a 7B
-model traces on a laptop.  Fake tensors live on the CPU, and `cuda_rules` makes the CPU choose as CUDA would;
-the trace therefore belongs into a process of its own (`child`).  On a machine with a GPU the same trace runs
-on fake CUDA tensors (`device="cuda"`), where PyTorch chooses by itself; `tracing` has both ways.
+model traces on a laptop.  Fake tensors live on the CPU, and `cuda.rules` makes the CPU choose as CUDA would;
+the trace therefore runs in a child process (`isolated_process`).  On a machine with a GPU the same trace runs
+on fake CUDA tensors (`device="cuda"`), where PyTorch chooses by itself; `make_trace` has both ways.
 """
 
 from __future__ import annotations

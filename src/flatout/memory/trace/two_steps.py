@@ -101,7 +101,7 @@ def alive_after(events: Iterable[Event]) -> list[int]:
 
 
 def sum_in_place(events: Sequence[Event], sums: Iterable[tuple[int, int]]) -> list[Event]:
-    """Let a sum take the place of its first summand where that dies with it."""
+    """Let a sum replace its first summand if that dies with it."""
     summand = dict(sums)
     result: list[Event] = []
     standing_for: dict[int, int] = {}

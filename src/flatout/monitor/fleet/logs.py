@@ -73,7 +73,7 @@ class PageLog:
     recent = past
 
     def more(self) -> list[Sample]:
-        """Ask for what came since; nothing where the page does not answer."""
+        """Ask for what came since; nothing if the page does not answer."""
         after = "" if self._last_s is None else f"?after={round(self._last_s * 1000)}"
         try:
             with urllib.request.urlopen(

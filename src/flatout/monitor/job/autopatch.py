@@ -1,11 +1,11 @@
-"""A script that knows nothing of Flatout reports too: its loaders and optimizers are watched for it.
+"""Report the steps of an unmodified script by watching its loaders and optimizers.
 
 Every DataLoader hands its batches out in one method, and every optimizer calls torch's global hooks after
 its step: two places are enough for the same figures as `flatout.watch(loader)`, but for the loss.  Batches
 taken while gradients are off belong to an evaluation, which is no part of a step.  As soon as the script
-watches itself, this stands back.
+watches itself, these patches are undone.
 
-torch is handed in by whoever starts the script; nothing here imports it.
+The caller passes torch in; nothing here imports it.
 """
 
 from __future__ import annotations

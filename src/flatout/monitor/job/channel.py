@@ -1,4 +1,4 @@
-"""What a job tells a monitor: one small record in a file, written over and over, and how it is read.
+"""The record that a job writes for a monitor, over and over into one small file, and how to read it.
 
 The job writes totals since its start (steps, seconds per phase), never rates: whoever reads takes the
 difference between two readings, and a reading that was missed loses nothing.  The file has two slots that

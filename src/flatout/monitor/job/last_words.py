@@ -1,4 +1,4 @@
-"""What a script under watch leaves behind when it ends without Python's own end.
+"""What a watched script leaves behind when it ends without Python's shutdown.
 
 A signal such as SIGTERM, a crash in C and `os._exit` run no `finally` and no `atexit`.  The module
 `faulthandler` still hears signals: its handlers are written in C, act while the script hangs in C, and hand
@@ -21,7 +21,7 @@ from flatout.ground.runs import CRASH, HEARD, LAST_WORDS, end_of, end_run
 
 
 class LastWords:
-    """The files of one run; OSError where they cannot be made."""
+    """The files of one run; raises OSError if they cannot be made."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._pid = folder, os.getpid()

@@ -218,7 +218,7 @@ class Watch(Generic[Batch]):
     def step(self, *, loss: Any = None, lr: Any = None, samples: int | None = None) -> None:
         """Count a step that has ended.  A loss on the GPU is read later, without waiting for it.
 
-        `samples` are the rows it took, where batches are not iterated over here.
+        `samples` are the rows it took, if the job does not iterate over this watch.
         """
         if self.run is None:
             return

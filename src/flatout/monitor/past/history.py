@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.ground.codec import encode, rounded
+from flatout.ground.codec import encode, round_floats
 from flatout.ground.errors import BadInput
 from flatout.ground.runs import LATEST_S, read_regular
 from flatout.monitor.sample import Sample, lean, merge
@@ -150,7 +150,7 @@ class _Tier:
 
 def line_of(sample: Sample) -> bytes:
     """Encode a sample as a line of the log."""
-    data = lean(rounded(encode(sample), digits=DIGITS))
+    data = lean(round_floats(encode(sample), digits=DIGITS))
     # Five digits are enough for a figure, but not for a date, nor for a counter to be subtracted from.
     data["time_s"] = round(sample.time_s, 3)
     for gpu, written in zip(sample.gpus, data.get("gpus", ()), strict=False):

@@ -18,7 +18,7 @@ from flatout.ground.errors import BadInput
 from flatout.ground.runs import Run, RunState, read_run, state_of
 from flatout.monitor.past.history import GRAINS, read_end, read_tier, replay
 from flatout.monitor.sample import Sample, merge
-from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, judge, stepping
+from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, drop_start, judge
 from flatout.monitor.verdicts.window import Verdict
 
 NUM_STRETCHES = 60
@@ -116,10 +116,10 @@ def _slot(sample: Sample, start_s: float, length_s: float) -> int:
 
 def _verdict(samples: Sequence[Sample]) -> Verdict | None:
     """Ask a stretch of any length the same questions as a live run."""
-    samples = stepping(samples)
+    samples = drop_start(samples)
     if len(samples) < ENOUGH_SAMPLES:
         return None
     lost = sum(sample.job is not None and sample.job.has_bad_loss for sample in samples)
-    # An alarm is about the end of a stretch; the stretch counts as lost where most of it is.
+    # An alarm is about the end of a stretch; the stretch counts as lost if most of it is.
     held = [each for each in judge(samples) if each.bound != "diverged" or 2 * lost >= len(samples)]
     return None if not held or held[0].bound == "unknown" else held[0]

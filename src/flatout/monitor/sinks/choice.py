@@ -1,4 +1,4 @@
-"""Which sinks a user chose, and those sinks while they are open.
+"""The sinks that a user chose, and how to open them.
 
 The choice is plain data: it travels to the process of a job that is started with its sinks.
 """

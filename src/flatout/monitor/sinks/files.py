@@ -54,7 +54,7 @@ class Csv:
 class TensorBoard:
     """Writes an event file into a folder.
 
-    The axis is the job's step where it has one, else whole seconds since the first sample.
+    The axis is the job's step if it has one, else whole seconds since the first sample.
     """
 
     def __init__(self, folder: Path) -> None:

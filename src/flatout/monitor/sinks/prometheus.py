@@ -68,7 +68,7 @@ def exposition(sample: Sample | None) -> str:
 
 
 def metric_name(figure: Figure) -> str:
-    """gpu power_w -> flatout_gpu_power_watts"""
+    """Name a figure for Prometheus: gpu power_w -> flatout_gpu_power_watts."""
     name = figure.name.partition("/")[0]
     if "/" in figure.name:
         name = f"{name.removesuffix('s')}_ratio"

@@ -63,7 +63,7 @@ class Screen:
 
     samples: Sequence[Sample]
     view: View = field(default_factory=View)
-    title: str = ""  # what is seen where it is not the machine as it is: "replay"
+    title: str = ""  # what is shown if it is not the live machine: "replay"
     is_still: bool = False  # one picture: as high as it needs to be, without keys
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

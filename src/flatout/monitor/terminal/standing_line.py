@@ -50,7 +50,7 @@ class Row:
         self._text, self._column = "", 0
 
     def take(self, text: str) -> None:
-        """Follow a text that is written."""
+        """Follow the cursor through a text that the job writes."""
         _, newline, rest = text.rpartition("\n")
         if newline:
             self.clear()
@@ -145,7 +145,7 @@ class StandingLine:
             self._draw()
 
     def close(self, *, leaves_line: bool = True) -> None:
-        """Leave the last line above a fresh row, where nothing stands above it; hear nothing any more."""
+        """Leave the last line on the screen if nothing stands above it; stop listening."""
         with self._lock:
             if (
                 leaves_line

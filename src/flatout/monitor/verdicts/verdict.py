@@ -43,7 +43,7 @@ def verdict(samples: Sequence[Sample]) -> Verdict:
 
 def verdicts(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
     """Return every answer that applies, the most urgent first; there is always one."""
-    recent = stepping([sample for sample in samples if samples[-1].time_s - sample.time_s <= WINDOW_S])
+    recent = drop_start([sample for sample in samples if samples[-1].time_s - sample.time_s <= WINDOW_S])
     last = recent[-1].job
     if last is not None and last.has_bad_loss:  # one sample is enough, also after the end
         return judge(recent)
@@ -63,7 +63,7 @@ def judge(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
     return tuple(found) or (_unknown_of(window),)
 
 
-def stepping(samples: Sequence[Sample]) -> tuple[Sample, ...]:
+def drop_start(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     """Drop the start of the job: imports and the first batch leave a GPU idle in any case."""
     last = samples[-1].job
     if last is None or not last.steps:

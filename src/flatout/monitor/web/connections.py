@@ -1,6 +1,6 @@
-"""Connections that hold a place and do nothing are closed, so that a browser always finds one.
+"""Close connections that do nothing, so that a browser always finds a free one.
 
-Idle is a connection without a request, or with half of one's head; stuck is one whose answer is not taken.
+A connection is idle without a whole request head, and stuck if nobody reads its answer.
 Both have a time limit, and while places are short the longest idle go at once.  uvicorn limits only the time
 after an answer.
 """

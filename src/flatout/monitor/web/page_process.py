@@ -66,7 +66,7 @@ def serve_beside(*, pid: int, started_s: float | None, root: str | None, **addre
             print(
                 f"flatout: the page is at {page.url} (it ends with the script)", file=sys.stderr, flush=True
             )
-            _leave(sys.stderr.fileno())  # whoever reads it to its end waits for the script, not for the page
+            _leave(sys.stderr.fileno())  # who reads stderr to its end must not wait for the page
             while is_alive(pid, started_s):
                 time.sleep(LOOK_EVERY_S)
             time.sleep(LAST_LOOK_S)

@@ -21,11 +21,11 @@ from flatout.monitor.fleet.logs import Log
 from flatout.monitor.fleet.nodes import SILENT_S, Fleet
 from flatout.monitor.past.history import RAW, HistoryTail, read_end, segments
 from flatout.monitor.sampler import Sampler
-from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, WINDOW_S, judge, stepping
+from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, WINDOW_S, drop_start, judge
 
 MACHINE = "machine"
 MOST_LISTED = 200
-SENT = ("pid", "rank", "world_size", "host", "started_s", "ended_s")  # of a run, where they are known
+SENT = ("pid", "rank", "world_size", "host", "started_s", "ended_s")  # of a run, if they are known
 LONGEST_COMMAND = 200
 END_BYTES = 2**17  # of a log: some two minutes
 MOST_READ = 8  # logs at one look
@@ -149,7 +149,7 @@ class RunList:
         return None if folder is None else HistoryTail(folder)
 
     def _look(self, folders: Sequence[Path]) -> None:
-        """Glance at the logs that have grown, a few of them."""
+        """Read the ends of a few logs that have grown."""
         num_read = 0
         for folder in folders:
             size = _log_size(folder)
@@ -218,6 +218,6 @@ def glance_at(folder: Path) -> Glance:
         sample for sample in samples if sample.job is None or sample.job.state not in ("ended", "died")
     ]
     recent = [sample for sample in stepped if stepped[-1].time_s - sample.time_s <= WINDOW_S]
-    recent = list(stepping(recent)) if recent else []
+    recent = list(drop_start(recent)) if recent else []
     bound = judge(recent)[0].bound if len(recent) >= ENOUGH_SAMPLES else None
     return Glance(bound=bound, loss=losses[-1] if losses else None, last_s=round(samples[-1].time_s, 1))

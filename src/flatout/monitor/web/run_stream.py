@@ -24,7 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flatout.ground.codec import encode, name_nonfinite, rounded
+from flatout.ground.codec import encode, name_nonfinite, round_floats
 from flatout.measure import PHASES
 from flatout.monitor.sample import Sample, charted, lean, merge
 from flatout.monitor.verdicts.change import Change, find_change
@@ -215,7 +215,7 @@ def time_of(identity: str | None) -> float | None:
 
 
 def sample_document(sample: Sample, *, run: str, verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    data = lean(rounded(encode(sample), digits=DIGITS))
+    data = lean(round_floats(encode(sample), digits=DIGITS))
     data["time_s"] = round(sample.time_s, 3)
     return {"run": run, "sample": data, "verdicts": [lean(encode(verdict)) for verdict in verdicts]}
 

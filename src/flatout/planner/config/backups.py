@@ -108,7 +108,7 @@ def check_places(config: JobConfig, places: Iterable[ConfigPlace]) -> None:
 def apply_edits(
     edits: Sequence[FileEdit], *, root: Path, config: Path | None = None, now: datetime | None = None
 ) -> Backup | None:
-    """Back up, then write all files; None where there is nothing to change.
+    """Back up, then write all files; return None if there is nothing to change.
 
     `config` is the main file of the config that the edits belong to.
     """

@@ -358,7 +358,7 @@ _ESCAPED = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff\ufffe\
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edited:
-    """A text after its edits, and what its owner should know about them."""
+    """A text after its edits, and the warnings about them."""
 
     text: str
     warnings: tuple[str, ...] = ()
@@ -370,7 +370,9 @@ def edit_scalars(document: Document, changes: Mapping[str, Value]) -> Edited:
     text = document.text
     for key, scalar in sorted(found.items(), key=lambda item: -item[1].start):
         text = (
-            text[: scalar.start] + written(changes[key], over=scalar, document=document) + text[scalar.end :]
+            text[: scalar.start]
+            + write_value(changes[key], over=scalar, document=document)
+            + text[scalar.end :]
         )
     _check_nothing_else_moved(document, text, changes)
     return Edited(text=text, warnings=tuple(_warnings(document, found)))
@@ -392,7 +394,7 @@ def check_editable(document: Document, key: str) -> Scalar:
     return scalar
 
 
-def written(value: Value, *, over: Scalar, document: Document) -> str:
+def write_value(value: Value, *, over: Scalar, document: Document) -> str:
     """Return the characters of `value` in the place of `over`."""
     bare = _bare(value)
     if over.quotes == "single":

@@ -49,7 +49,7 @@ LAST_NAMES: dict[str, tuple[str, ...]] = {
     ),
     "precision": ("precision", "mixed_precision"),
     "bf16": ("bf16",),
-    "fp16": ("fp16", "use_amp", "amp"),  # torch's autocast casts to float16 where nobody says otherwise
+    "fp16": ("fp16", "use_amp", "amp"),  # torch's autocast casts to float16 by default
     "tf32": ("tf32",),
     "checkpointing": (
         "gradient_checkpointing",
@@ -137,7 +137,7 @@ class Mapped:
     keys: Mapping[str, str] = field(default_factory=dict)
 
 
-def recognise(config: JobConfig) -> Decision[Style]:
+def recognise_style(config: JobConfig) -> Decision[Style]:
     """Recognise the style of a config."""
     keys = set(config.stages[0].values)
     own = sorted(

@@ -31,13 +31,13 @@ from flatout.planner.config.knobs import (
     overrides_of,
     pairs,
     read_mapping,
-    recognise,
+    recognise_style,
     section_of,
 )
 
 Kind = TypeVar("Kind")
 NO_KEY = "assumed: the config has no key for it"
-SHOWN_SIZES = tuple(name for name in LAST_NAMES if name not in PLANNED)  # where no job names its own
+SHOWN_SIZES = tuple(name for name in LAST_NAMES if name not in PLANNED)  # if no job names its own
 DEVICES, NODES = "trainer.devices", "trainer.num_nodes"
 STRATEGIES = ("trainer.strategy", "trainer.strategy.class_path", "fsdp", "deepspeed")
 SHARDING = ("fsdp", "deepspeed", "full_shard", "shard_grad_op", "hybrid_shard")
@@ -70,7 +70,7 @@ class StageSettings:
     precision: Setting[Precision]
     checkpointing: Setting[bool]
     clip_norm: Setting[float | None]
-    global_batch_size: Setting[int] | None = None  # what accumulation follows from, where it has no key
+    global_batch_size: Setting[int] | None = None  # what accumulation follows from, if it has no key
     eval_batch_size: Setting[int] | None = None  # None: evaluation has no size of its own
     learning_rate: Setting[float] | None = None
     optimizer: Setting[str] | None = None
@@ -103,7 +103,7 @@ class Settings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenedConfig:
-    """Everything a plan needs to know of a config before it knows the job."""
+    """What a plan knows of a config before it knows the job."""
 
     config: JobConfig
     style: Decision[Style]
@@ -165,7 +165,7 @@ def open_config(
     mapped = dataclasses.replace(mapped, keys={**mapped.keys, **pairs(knobs, flag="--knob")})
     given = overrides_of(overrides)
     config = read_config(conf, stages=mapped.stages, overrides=given)
-    return OpenedConfig(config=config, style=recognise(config), mapped=mapped, overrides=given)
+    return OpenedConfig(config=config, style=recognise_style(config), mapped=mapped, overrides=given)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,7 +196,7 @@ class _Look:
         )
 
     def accumulation(self, batch_size: Setting[int], ranks: int) -> tuple[Setting[int], Setting[int] | None]:
-        """Return the accumulation, and the global batch that it follows from where it has no key."""
+        """Return the accumulation, and the global batch that it follows from if it has no key."""
         found, whole = self.whole("accumulation"), self.whole("global_batch_size")
         if whole is None:
             return found or Setting(value=1, source=NO_KEY), None

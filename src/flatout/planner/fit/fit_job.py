@@ -9,9 +9,9 @@ from typing import Any
 from flatout.ground.codec import encode
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.predict.estimate import MemoryEstimate
-from flatout.memory.predict.forecast import Forecaster, traced
+from flatout.memory.predict.forecast import Forecaster, limit_accumulation
 from flatout.planner.config.settings import Setting, StageSettings
-from flatout.planner.fit.fits import Budget, Judge, room
+from flatout.planner.fit.fits import Budget, Judge, describe_room
 from flatout.planner.fit.remedies import does_not_fit
 
 
@@ -35,7 +35,7 @@ class JobFit:
 
     def __str__(self) -> str:
         budget = self.budget
-        lines = [f"batch {self.batch_size} fits: {room(budget)}"]
+        lines = [f"batch {self.batch_size} fits: {describe_room(budget)}"]
         if self.safe_batch_size != self.batch_size:
             lines.append(f"up to {self.safe_batch_size or 'n/a'} it never holds more than the margin")
         if self.caution is not None:
@@ -55,14 +55,14 @@ def fit_job(
     forecast = Forecaster(job, device=budget.device, native=native, on_progress=on_progress)
     judge = Judge(budget=budget, forecast=forecast)
     stage = _stage(job, recipe)
-    found = judge.largest(stage, job.sizes, recipe=traced(recipe))
+    found = judge.largest(stage, job.sizes, recipe=limit_accumulation(recipe))
     if found.tight is None:
         raise does_not_fit([stage], judge=judge)
     sizes = {**job.sizes, "batch_size": found.tight}
     return JobFit(
         batch_size=found.tight,
         safe_batch_size=found.safe,
-        estimate=forecast.estimate(traced(recipe), sizes=sizes),
+        estimate=forecast.estimate(limit_accumulation(recipe), sizes=sizes),
         budget=budget,
         caution=judge.caution(stage),
     )

@@ -114,7 +114,7 @@ def _notes(
 
 
 def changes_of(fit: Fit, *, choose: str | None = None) -> dict[ConfigPlace, Value]:
-    """Return what to write where for the chosen suggestion, without values that stay."""
+    """Return the values to write for the chosen suggestion, by place, without those that stay."""
     wanted: dict[ConfigPlace, Value] = {}
     for group in fit.groups:
         chosen = group.suggestion(choose)

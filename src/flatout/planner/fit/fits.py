@@ -1,4 +1,4 @@
-"""What fits on a device, asked in the same words by `show`, by `fit` and for what would help.
+"""What fits on a device: one judge for `show`, for `fit` and for the remedies.
 
 The budget is a margin of what is free, not of what the device has.  A GPU that is there has other tenants,
 and the driver knows what they hold.  One that is not there is taken to be empty; its total is the driver's
@@ -162,7 +162,7 @@ class Judge:
         return f"a margin of {show_share(self.budget.margin)} spares {spared}, and {caveats[0]}"
 
     def peak(self, stage: StageSettings, sizes: Mapping[str, int], recipe: Recipe) -> Peak:
-        """Return what a step holds where nothing stops it."""
+        """Return what a step holds if nothing stops it."""
         return self.forecast.of_stage(stage.name).peak_bytes(sizes, recipe=recipe)
 
     def held(self, peak: Peak) -> Peak:
@@ -186,7 +186,7 @@ class Judge:
         return held <= self.budget.free_bytes.value or self.runs(stage, sizes, recipe=recipe)
 
     def _relied_bytes(self, stage: StageSettings) -> int:
-        """Return the margin, or less where a guess needs head room."""
+        """Return the margin, or less if a guess needs head room."""
         sure_bytes = int(self.budget.free_bytes.value * SURE_MARGIN)
         return self.budget.usable_bytes if self.caution(stage) is None else sure_bytes
 
@@ -257,7 +257,7 @@ def evaluation_recipe(stage: StageSettings) -> Recipe:
     )
 
 
-def room(budget: Budget) -> str:
+def describe_room(budget: Budget) -> str:
     """Say what a device offers."""
     return (
         f"{budget.device.name} has {show_bytes(budget.free_bytes.value)} free, "

@@ -15,9 +15,9 @@ from flatout.ground.errors import BadInput, BatchDoesNotFit
 from flatout.ground.units import show_bytes
 from flatout.hardware.matching import all_datasheets
 from flatout.memory.jobs.job import Recipe
-from flatout.memory.predict.forecast import traced
+from flatout.memory.predict.forecast import limit_accumulation
 from flatout.planner.config.settings import StageSettings
-from flatout.planner.fit.fits import Forecast, Judge, evaluation_recipe, job_sizes, room
+from flatout.planner.fit.fits import Forecast, Judge, describe_room, evaluation_recipe, job_sizes
 
 
 def does_not_fit(stages: Sequence[StageSettings], *, judge: Judge) -> BatchDoesNotFit:
@@ -28,7 +28,7 @@ def does_not_fit(stages: Sequence[StageSettings], *, judge: Judge) -> BatchDoesN
     stage_words = f" in {worst.name}" if len(stages) > 1 else ""
     helps = [*_lighter(worst, judge=judge), *_others(needed, worst, margin=judge.budget.margin)]
     return BatchDoesNotFit(
-        f"batch_size=1 needs {show_bytes(needed)}{stage_words}; {room(judge.budget)}",
+        f"batch_size=1 needs {show_bytes(needed)}{stage_words}; {describe_room(judge.budget)}",
         hint=f"what would help: {'; '.join(helps)}",
     )
 
@@ -52,7 +52,7 @@ def _fits(
 
 def _recipes(stage: StageSettings, recipe: Recipe) -> list[Recipe]:
     evaluation = [] if stage.eval_batch_size is not None else [evaluation_recipe(stage)]
-    return [traced(recipe), *evaluation]
+    return [limit_accumulation(recipe), *evaluation]
 
 
 def _lighter(stage: StageSettings, *, judge: Judge) -> list[str]:

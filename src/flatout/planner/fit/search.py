@@ -20,7 +20,7 @@ from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.ground.units import show_share
 from flatout.memory.jobs.job import Recipe
-from flatout.memory.predict.forecast import TRACED_ACCUMULATION, BatchBounds, Peak, traced
+from flatout.memory.predict.forecast import TRACED_ACCUMULATION, BatchBounds, Peak, limit_accumulation
 from flatout.planner.config.settings import StageSettings
 from flatout.planner.fit.fits import Budget, Forecast, Judge, evaluation_recipe, job_sizes, least
 from flatout.planner.fit.progress import PEAK, SEARCH, Progress
@@ -38,7 +38,7 @@ from flatout.planner.fit.suggestions import (
     Wish,
     divisors,
     is_sensible,
-    merged,
+    merge_equal,
     nearest_batches,
 )
 
@@ -92,7 +92,7 @@ class GroupSearch:
     def fit(self) -> GroupFit:
         """Return the suggestions of this group; raise an error that says what would fit."""
         if not self.deciding:
-            deciding = uncovered(
+            deciding = find_uncovered(
                 self.stages, sizes_of=lambda stage: self._sizes(stage, batch_size=1), ways_of=self._ways
             )
             return dataclasses.replace(self, deciding=deciding).fit()
@@ -112,7 +112,7 @@ class GroupSearch:
         if whole_group is None:  # a stage that seemed covered needs more than the one that covers it
             return dataclasses.replace(self, deciding=self.stages).fit()
         found[use] = dataclasses.replace(found[use], suggestion=whole_group)
-        suggestions = merged(self._suggestions(found, use=use))
+        suggestions = merge_equal(self._suggestions(found, use=use))
         self.progress.ask(f"{_named(self.deciding)}, evaluation")
         return GroupFit(
             stages=self.stages,
@@ -185,7 +185,9 @@ class GroupSearch:
 
     def _recipe(self, stage: StageSettings, *, checkpointing: bool, accumulation: int) -> Recipe:
         switched = stage.checkpointing.value if checkpointing == self.checkpointing else checkpointing
-        return traced(dataclasses.replace(stage.recipe, checkpointing=switched, accumulation=accumulation))
+        return limit_accumulation(
+            dataclasses.replace(stage.recipe, checkpointing=switched, accumulation=accumulation)
+        )
 
     def _sizes(self, stage: StageSettings, *, batch_size: int) -> dict[str, int]:
         over = self.lowered.get(stage.name)
@@ -250,7 +252,7 @@ class GroupSearch:
         return all(self._per_rank(stage) == self.common for stage in self.stages)
 
     def _whole(self, checkpointing: bool) -> Suggestion | None:
-        """Assess the whole effective batch in one piece, where no gradients wait and more may fit."""
+        """Assess the whole effective batch in one piece: no gradients wait, so more may fit."""
         for stage in self.deciding:
             step = self._step(
                 stage, self.common, checkpointing=checkpointing, accumulation=TRACED_ACCUMULATION
@@ -362,14 +364,15 @@ def _named(stages: Sequence[StageSettings]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 
 
-def uncovered(
+def find_uncovered(
     stages: Sequence[StageSettings],
     *,
     sizes_of: Callable[[StageSettings], Mapping[str, int]],
     ways_of: Callable[[StageSettings], object],
 ) -> tuple[StageSettings, ...]:
-    """Stages that no other one covers: trained in the same way (`ways_of`) at sizes nowhere below; of
-    equals the first.
+    """Return the stages that no other covers; of equal ones, the first.
+
+    A stage covers another that is trained in the same way (`ways_of`) at sizes that are nowhere larger.
     """
     kept: list[StageSettings] = []
     for number, stage in enumerate(stages):

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flatout.ground.units import show_bytes
-from flatout.memory.predict.forecast import BatchBounds, Peak, traced
+from flatout.memory.predict.forecast import BatchBounds, Peak, limit_accumulation
 from flatout.planner.config.settings import Settings, StageSettings
 from flatout.planner.fit.fits import (
     Budget,
     Forecast,
     Judge,
+    describe_room,
     device_notes,
     evaluation_recipe,
     job_sizes,
     leaning_notes,
-    room,
 )
 from flatout.planner.fit.progress import PEAK, SEARCH, Progress
 from flatout.planner.fit.suggestions import largest_divisor
@@ -111,7 +111,7 @@ def _stage_memory(
     )
     if forecast is None:
         return seen
-    recipe, evaluation = traced(stage.recipe), evaluation_recipe(stage)
+    recipe, evaluation = limit_accumulation(stage.recipe), evaluation_recipe(stage)
     sizes = job_sizes(stage, forecast, batch_size=batch_size)
     evaluated = {**sizes, "batch_size": stage.eval_batch}
     judge = None if budget is None else Judge(budget=budget, forecast=forecast)
@@ -176,10 +176,10 @@ def _too_much(stage: StageMemory, budget: Budget) -> str:
     if own_size is not None and stage.evaluation is not None and stage.evaluation.process_bytes == needed:
         return (
             f"evaluation of {stage.name} at batch {own_size.value} needs {show_bytes(needed)}; "
-            f"{room(budget)}: lower its batch (flatout plan fit)"
+            f"{describe_room(budget)}: lower its batch (flatout plan fit)"
         )
     return (
-        f"{stage.name} needs {show_bytes(needed)}; {room(budget)}: lower the batch and raise "
+        f"{stage.name} needs {show_bytes(needed)}; {describe_room(budget)}: lower the batch and raise "
         "accumulation (flatout plan fit)"
     )
 

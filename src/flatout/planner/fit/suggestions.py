@@ -43,8 +43,8 @@ class Suggestion:
 class EvaluationFit:
     """Evaluation keeps no activations for a backward pass, so it has a size of its own."""
 
-    batch_size: int  # as configured; that of training where there is no other
-    largest: int | None  # that fits; None where it was not asked for
+    batch_size: int  # as configured; by default that of training
+    largest: int | None  # that fits; None if it was not asked for
     suggested: int | None  # None: leave it
     peak: Peak
     reason: str
@@ -95,7 +95,7 @@ class Wish:
     choose: str | None = None  # the name of a suggestion
 
 
-def merged(suggestions: Iterable[Suggestion]) -> tuple[Suggestion, ...]:
+def merge_equal(suggestions: Iterable[Suggestion]) -> tuple[Suggestion, ...]:
     """Join equal suggestions under all their names, with the first one's reason."""
     found: dict[tuple[object, ...], Suggestion] = {}
     for one in suggestions:

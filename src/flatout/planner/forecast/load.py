@@ -111,7 +111,7 @@ def _varied(request: ForecastRequest, job: Job) -> frozenset[str]:
 
 def _job(request: ForecastRequest, values: Mapping[str, Value]) -> Job:
     job, _recipe = load_job(
-        request.model, settings=nested(values), make_batch=request.make_batch, task=request.task
+        request.model, settings=nest_keys(values), make_batch=request.make_batch, task=request.task
     )
     return with_optimizer(job, request.optimizer, on_progress=request.on_progress)
 
@@ -153,7 +153,7 @@ def with_optimizer(job: Job, name: str | None, *, on_progress: Callable[[str], N
     return dataclasses.replace(job, make_optimizer=make)
 
 
-def nested(values: Mapping[str, object]) -> dict[str, object]:
+def nest_keys(values: Mapping[str, object]) -> dict[str, object]:
     """Return nested values: {"a.b": 1, "c.0": 2} becomes {"a": {"b": 1}, "c": [2]}."""
     result: dict[str, object] = {}
     for key, value in values.items():

@@ -197,7 +197,7 @@ def _folders(model: str) -> set[Path]:
         if not isinstance(file, str) or not file.endswith(".py"):
             continue
         path = Path(file).resolve()
-        # torch.ops calls itself "_ops.py": a module without a file is no reason to look at where we are.
+        # torch.ops calls itself "_ops.py": a module without a file must not add the working folder.
         if path.is_file() and not any(path.is_relative_to(folder) for folder in libraries):
             named.add(path.parent)
     return {folder.resolve() for folder in named}

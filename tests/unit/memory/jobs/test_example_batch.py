@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flatout.ground.errors import BadInput
-from flatout.memory.jobs.example_batch import leading_size, maker_of, resized, tensors_of
+from flatout.memory.jobs.example_batch import leading_size, maker_of, resize_batch, tensors_of
 
 
 class Pair(NamedTuple):
@@ -34,7 +34,7 @@ def shapes(batch: Any) -> list[tuple[int, ...]]:
 @given(example_size=st.integers(1, 9), batch_size=st.integers(1, 40), width=st.integers(0, 5))
 def test_rows_are_the_examples_own_over_and_over(example_size: int, batch_size: int, width: int) -> None:
     example = torch.arange(example_size * width).reshape(example_size, width)
-    larger = resized(example, batch_size=batch_size, example_size=example_size)
+    larger = resize_batch(example, batch_size=batch_size, example_size=example_size)
     assert tuple(larger.shape) == (batch_size, width)
     for row in range(batch_size):
         assert torch.equal(larger[row], example[row % example_size])
@@ -59,10 +59,10 @@ def test_every_container_is_resized(batch: Any) -> None:
 
 
 def test_containers_keep_their_type_and_what_is_no_tensor() -> None:
-    assert isinstance(resized(Pair(torch.ones(2), torch.ones(2)), batch_size=3, example_size=2), Pair)
-    sample = resized(Sample(torch.ones(2)), batch_size=3, example_size=2)
+    assert isinstance(resize_batch(Pair(torch.ones(2), torch.ones(2)), batch_size=3, example_size=2), Pair)
+    sample = resize_batch(Sample(torch.ones(2)), batch_size=3, example_size=2)
     assert isinstance(sample, Sample) and sample.note == "kept"
-    assert resized({"name": "a", "n": 2}, batch_size=3, example_size=2) == {"name": "a", "n": 2}
+    assert resize_batch({"name": "a", "n": 2}, batch_size=3, example_size=2) == {"name": "a", "n": 2}
 
 
 def test_tensors_of_another_leading_size_stay() -> None:

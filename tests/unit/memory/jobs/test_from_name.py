@@ -15,7 +15,7 @@ from flatout.ground.errors import BadInput, MissingExtra
 from flatout.memory.jobs.from_name import load_job
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.jobs.step import Parts, make_parts, run_step
-from flatout.memory.process.isolated_process import sent
+from flatout.memory.process.isolated_process import run_on_server
 
 COMMON = """
 import torch
@@ -95,7 +95,7 @@ def test_every_shape_of_answer_makes_the_same_job(returned: str, write: Write) -
 def test_a_job_of_a_file_reaches_a_process_that_cannot_import_it(write: Write) -> None:
     job, _recipe = load_job(f"{write('def build(): return make_model, make_batch, loss, sgd')}:build")
     assert job.make_model.__module__.startswith("flatout_job_")
-    assert sent(lambda: tuple(job.make_model().weight.shape), what="a test") == (2, 4)
+    assert run_on_server(lambda: tuple(job.make_model().weight.shape), what="a test") == (2, 4)
 
 
 def test_a_job_may_bring_its_recipe_its_sizes_and_its_name(write: Write) -> None:

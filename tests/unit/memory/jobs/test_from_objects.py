@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from flatout.ground.errors import BadInput
-from flatout.memory.jobs.from_objects import copied, job_of, optimizer_maker, own_loss
+from flatout.memory.jobs.from_objects import copy_model, job_of, optimizer_maker, own_loss
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.jobs.step import Parts, make_parts, run_step
 
@@ -46,7 +46,7 @@ def stepped(job: Job) -> Parts:
 
 def test_a_copy_computes_the_same_and_shares_nothing() -> None:
     model = Tied()
-    twin = copied(model)
+    twin = copy_model(model)
     x = torch.randn(3, 4)
     assert torch.equal(twin(x), model(x))
     addresses = {tensor.data_ptr() for tensor in model.state_dict().values()}
@@ -56,7 +56,7 @@ def test_a_copy_computes_the_same_and_shares_nothing() -> None:
 def test_a_copy_keeps_ties_and_frozen_parameters_but_no_gradients() -> None:
     model = Tied()
     mean_square(model, torch.randn(2, 4)).backward()
-    twin = copied(model)
+    twin = copy_model(model)
     assert isinstance(twin, Tied)
     assert twin.first.weight is twin.second.weight
     assert not twin.second.bias.requires_grad
@@ -67,16 +67,16 @@ def test_a_copy_keeps_ties_and_frozen_parameters_but_no_gradients() -> None:
 def test_a_copy_lies_on_the_default_device() -> None:
     model = Tied()
     with torch.device("meta"):
-        twin = copied(model)
+        twin = copy_model(model)
     assert {parameter.device.type for parameter in twin.parameters()} == {"meta"}
-    back = copied(twin)
+    back = copy_model(twin)
     assert {parameter.device.type for parameter in back.parameters()} == {"cpu"}
 
 
 def test_a_copy_under_fake_tensors_takes_no_memory() -> None:
     model = Tied()
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cpu"):
-        twin = copied(model)
+        twin = copy_model(model)
     held = [*twin.parameters(), *twin.buffers(), twin.offset]
     assert len(held) == 5
     assert all(isinstance(tensor, FakeTensor) for tensor in held)
@@ -86,7 +86,7 @@ def test_a_model_that_cannot_be_copied_says_what_to_do() -> None:
     model = nn.Linear(2, 2)
     model.lock = threading.Lock()
     with pytest.raises(BadInput, match=r"Linear cannot be copied: .*lock.*pkg.module:build"):
-        copied(model)
+        copy_model(model)
 
 
 def test_a_job_of_a_model_trains_a_copy() -> None:
@@ -137,7 +137,7 @@ def test_an_optimizer_is_kept_with_its_groups_and_without_its_state() -> None:
     )
     mean_square(model, torch.ones(2, 3)).backward()
     optimizer.step()
-    twin = copied(model)
+    twin = copy_model(model)
     trainable = [parameter for parameter in twin.parameters() if parameter.requires_grad]
     like = optimizer_maker(optimizer, model=model)(trainable)
     assert isinstance(like, torch.optim.SGD)

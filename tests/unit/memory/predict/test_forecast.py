@@ -22,7 +22,7 @@ from flatout.memory.predict.forecast import (
     caveats_of,
     estimate_job,
 )
-from flatout.memory.predict.repeat_steps import repeated
+from flatout.memory.predict.repeat_steps import repeat_steps
 from flatout.memory.predict.replay import sized
 from flatout.memory.probe.probe_results import Measured, Receipt
 from flatout.memory.trace.record import Trace
@@ -61,7 +61,7 @@ def test_the_largest_batch_fits_and_the_one_above_does_not(forecaster: Forecaste
     found = forecaster.largest_batch(Recipe(), cap_bytes=cap_bytes)
     assert found.limit >= found.tight >= found.safe > 1
     own = sized(forecaster.trace(Recipe(), {**forecaster.job.sizes, "batch_size": found.tight}))
-    run = repeated(own, num_steps=6)
+    run = repeat_steps(own, num_steps=6)
     assert run.flushes(cap_bytes=int(cap_bytes * (1 - KEPT_FREE))) is not None
     assert found.num_flushes is not None and found.num_flushes >= 0
     own = forecaster.trace(Recipe(), {**forecaster.job.sizes, "batch_size": found.safe})
@@ -360,7 +360,7 @@ def test_no_more_micro_batches_are_traced_than_memory_can_tell_apart(
     accumulation: int, expected: int
 ) -> None:
     recipe = Recipe(precision="bf16", accumulation=accumulation, clip_norm=1.0, checkpointing=True)
-    assert forecast_module.traced(recipe) == Recipe(
+    assert forecast_module.limit_accumulation(recipe) == Recipe(
         precision="bf16", accumulation=expected, clip_norm=1.0, checkpointing=True
     )
 

@@ -7,7 +7,7 @@ import pytest
 
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.allocator import allocated_series, round_bytes, simulate
-from flatout.memory.predict.repeat_steps import repeated
+from flatout.memory.predict.repeat_steps import repeat_steps
 from flatout.memory.predict.replay import SizedTrace, sized
 from tests.support.memory import TraceBuilder, language_model_job, traced
 
@@ -33,7 +33,7 @@ def two_steps(*, left: int = 6 * MIB) -> SizedTrace:
 
 
 def test_every_storage_is_born_once_and_dies_at_most_once(step: SizedTrace) -> None:
-    run = repeated(step, num_steps=5)
+    run = repeat_steps(step, num_steps=5)
     births, deaths = run.events[run.events >= 0], ~run.events[run.events < 0]
     assert sorted(births.tolist()) == list(range(len(run.num_bytes)))
     assert len(set(deaths.tolist())) == len(deaths)
@@ -43,7 +43,7 @@ def test_every_storage_is_born_once_and_dies_at_most_once(step: SizedTrace) -> N
 
 
 def test_a_later_step_holds_what_the_second_holds(step: SizedTrace) -> None:
-    run = repeated(step, num_steps=4)
+    run = repeat_steps(step, num_steps=4)
     series = allocated_series(run.events, round_bytes(run.num_bytes))
     ends = (*run.starts[1:], len(series))
     held = [series[start:end].tolist() for start, end in zip(run.starts, ends, strict=True)]
@@ -52,14 +52,14 @@ def test_a_later_step_holds_what_the_second_holds(step: SizedTrace) -> None:
 
 
 def test_the_trace_itself_comes_first(step: SizedTrace) -> None:
-    run = repeated(step)
+    run = repeat_steps(step)
     assert run.events[: len(step.trace.events)].tolist() == step.trace.events.tolist()
     assert run.num_bytes[: len(step.num_bytes)].tolist() == step.num_bytes.tolist()
 
 
 def test_a_step_that_leaves_something_else_is_not_repeated() -> None:
     found = two_steps(left=7 * MIB)
-    run = repeated(found, num_steps=4)
+    run = repeat_steps(found, num_steps=4)
     assert run.events.tolist() == found.trace.events.tolist()
     assert len(run.starts) == 1
 
@@ -68,7 +68,7 @@ def test_a_trace_of_one_step_stays_as_it_is() -> None:
     build = TraceBuilder()
     build.mark("first", "forward")
     build.birth(MIB, "activations", "aten.mm.default")
-    run = repeated(sized(build.trace(batch_size=1)))
+    run = repeat_steps(sized(build.trace(batch_size=1)))
     assert run.events.tolist() == [0] and run.starts == ()
 
 
@@ -76,10 +76,10 @@ def test_flushes_of_a_settled_step_are_counted(step: SizedTrace) -> None:
     """From the most that is allocated to the most that is reserved: nothing trains, some flush, then none."""
     free = simulate(step.trace.events, step.num_bytes)
     caps = range(free.peak_allocated_bytes, free.peak_reserved_bytes + MIB, MIB)
-    counts = [repeated(step).flushes(cap_bytes=cap) for cap in caps]
+    counts = [repeat_steps(step).flushes(cap_bytes=cap) for cap in caps]
     assert counts[0] is None and counts[-1] == 0
     assert any(counts)
 
 
 def test_a_step_that_does_not_fit_has_no_flushes() -> None:
-    assert repeated(two_steps()).flushes(cap_bytes=20 * MIB) is None
+    assert repeat_steps(two_steps()).flushes(cap_bytes=20 * MIB) is None

@@ -10,7 +10,7 @@ from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.jobs.step import make_parts
 from flatout.memory.probe import run_probe as probe_module
 from flatout.memory.probe.run_probe import choose_batches, probe, step_past_overflow
-from flatout.memory.process.isolated_process import forked_or_sent
+from flatout.memory.process.isolated_process import run_isolated
 
 GIB = 2**30
 needs_no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
@@ -35,9 +35,9 @@ def test_without_a_gpu_it_is_refused_in_one_line() -> None:
 @needs_no_gpu
 def test_the_child_refuses_as_well() -> None:
     with pytest.raises(BadInput, match="--profile needs a CUDA GPU"):
-        forked_or_sent(probe_module.look_at, 0, what="a test")
+        run_isolated(probe_module.look_at, 0, what="a test")
     with pytest.raises(BadInput, match="--profile needs a CUDA GPU"):
-        forked_or_sent(probe_module.measure, job(), Recipe(), {"batch_size": 8}, (1, 2), 0, what="a test")
+        run_isolated(probe_module.measure, job(), Recipe(), {"batch_size": 8}, (1, 2), 0, what="a test")
 
 
 # Which batches

@@ -19,12 +19,12 @@ import torch
 from flatout.ground.errors import BadInput
 from flatout.memory.process import fork_server
 from flatout.memory.process.fork_server import answer_from_server
-from flatout.memory.process.isolated_process import answered
-from flatout.memory.process.parcel import packed
+from flatout.memory.process.isolated_process import open_answer
+from flatout.memory.process.parcel import pack
 
 
 def ask(function: Callable[..., Any], *args: Any) -> Any:
-    return answered(answer_from_server(packed(function, args)))
+    return open_answer(answer_from_server(pack(function, args)))
 
 
 def test_a_child_of_the_server_has_what_a_forked_one_would_have(

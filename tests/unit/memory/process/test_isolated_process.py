@@ -24,10 +24,10 @@ from flatout.memory.process.isolated_process import (
     check_backward,
     check_build,
     check_cuda,
-    forked_or_sent,
-    in_fresh_process,
     run_in_child,
-    sent,
+    run_isolated,
+    run_on_server,
+    run_with_cuda,
 )
 
 CUDA_WAS_USED = False  # a forked child inherits what a test sets here, one of the server does not
@@ -48,7 +48,7 @@ def raise_(error: BaseException) -> None:
 def test_where_a_fork_cannot_use_cuda_the_server_answers(used: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(sys.modules[__name__], "CUDA_WAS_USED", used)
-    assert in_fresh_process(needs_cuda, what=WHAT) != os.getpid()
+    assert run_with_cuda(needs_cuda, what=WHAT) != os.getpid()
     if used:
         with pytest.raises(ForkUnusable):
             run_in_child(needs_cuda)
@@ -57,31 +57,31 @@ def test_where_a_fork_cannot_use_cuda_the_server_answers(used: bool, monkeypatch
 def test_a_process_that_has_used_cuda_forks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model on a GPU cannot be read in a forked child, whatever is then computed with it."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert forked_or_sent(os.getppid, what=WHAT) != os.getpid()
+    assert run_isolated(os.getppid, what=WHAT) != os.getpid()
 
 
 def test_a_job_that_cannot_be_sent_is_refused_with_a_way_on() -> None:
     with pytest.raises(BadInput, match="run a backward, and the job cannot be sent to another") as caught:
-        sent(len, threading.Lock(), what=WHAT)
+        run_on_server(len, threading.Lock(), what=WHAT)
     assert WHAT in str(caught.value.hint) and "\n" not in str(caught.value)
 
 
 def test_errors_of_a_child_of_the_server_are_those_of_a_forked_one() -> None:
     with pytest.raises(BadInput, match="batch_size=0"):
-        sent(raise_, BadInput("batch_size=0 is below 1"), what=WHAT)
+        run_on_server(raise_, BadInput("batch_size=0 is below 1"), what=WHAT)
     with pytest.raises(BadInput, match="the step raised KeyError") as caught:
-        sent(raise_, KeyError("input_ids"), what=WHAT)
+        run_on_server(raise_, KeyError("input_ids"), what=WHAT)
     assert f"at {__file__}:{raise_.__code__.co_firstlineno + 1}" in str(caught.value.hint)
 
 
 def test_a_child_of_the_server_that_dies_is_reported() -> None:
     with pytest.raises(ChildDied, match="without an answer"):
-        sent(os._exit, 3, what=WHAT)
+        run_on_server(os._exit, 3, what=WHAT)
 
 
 def test_a_build_without_cuda_starts_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    for ask in (lambda: in_fresh_process(os.getpid, what=WHAT), lambda: check_build(WHAT)):
+    for ask in (lambda: run_with_cuda(os.getpid, what=WHAT), lambda: check_build(WHAT)):
         with pytest.raises(BadInput, match=r"^a look needs a CUDA GPU; this build of torch has no CUDA"):
             ask()
 
@@ -89,7 +89,7 @@ def test_a_build_without_cuda_starts_no_process(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_child_says_that_torch_sees_no_gpu() -> None:
     with pytest.raises(BadInput, match="a look needs a CUDA GPU; torch sees none here"):
-        sent(check_a_look, what=WHAT)
+        run_on_server(check_a_look, what=WHAT)
 
 
 def check_a_look() -> None:
@@ -97,7 +97,7 @@ def check_a_look() -> None:
 
 
 def test_a_child_whose_backward_runs_is_of_use() -> None:
-    assert sent(check_backward, what=WHAT) is None
+    assert run_on_server(check_backward, what=WHAT) is None
 
 
 # A job as people write it: a script without a guard that has trained a little, and a notebook in it.

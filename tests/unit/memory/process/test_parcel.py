@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from flatout.ground.errors import BadInput
-from flatout.memory.process.parcel import SMALL_BYTES, packed
+from flatout.memory.process.parcel import SMALL_BYTES, pack
 
 DTYPES = [torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.bool, torch.float8_e4m3fn]
 LARGE = SMALL_BYTES // 4 + 1
@@ -22,7 +22,7 @@ LARGE = SMALL_BYTES // 4 + 1
 
 def there_and_back(*values: Any, with_values: bool = False) -> Any:
     """What a Connection makes of the parcel on its other side."""
-    _function, args = ForkingPickler.loads(packed(len, values, with_values=with_values))
+    _function, args = ForkingPickler.loads(pack(len, values, with_values=with_values))
     return args[0] if len(args) == 1 else args
 
 
@@ -49,7 +49,7 @@ def test_small_tensors_arrive_as_they_are(data: st.DataObject) -> None:
 def test_large_weights_are_sent_without_their_data() -> None:
     weight = nn.Parameter(torch.empty(1 << 15, 1 << 13).t(), requires_grad=False)  # 1 GiB that nobody touched
     before = psutil.Process().memory_info().rss
-    assert len(packed(len, (weight,))) < 1000
+    assert len(pack(len, (weight,))) < 1000
     made = there_and_back(weight)
     assert psutil.Process().memory_info().rss - before < 1 << 28
     assert isinstance(made, nn.Parameter) and same_place(made, weight)
@@ -95,5 +95,5 @@ def test_functions_arrive_with_what_they_close_over() -> None:
 
 def test_what_cannot_be_sent_is_refused_in_one_line() -> None:
     with pytest.raises(BadInput, match="cannot be sent to another process: cannot pickle") as caught:
-        packed(len, (threading.Lock(),))
+        pack(len, (threading.Lock(),))
     assert "\n" not in str(caught.value)

@@ -19,7 +19,7 @@ from flatout.ground.errors import BadInput, ForkUnusable
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.forecast import Forecaster, estimate_job
-from flatout.memory.process.isolated_process import forked_or_sent
+from flatout.memory.process.isolated_process import run_isolated
 from flatout.memory.trace import make_trace
 from flatout.memory.trace.make_trace import (
     capability_of,
@@ -47,9 +47,7 @@ def test_an_estimate_says_how_it_was_traced() -> None:
     [
         lambda: estimate_job(mlp_job(width=8), native=True),
         lambda: Forecaster(mlp_job(width=8), native=True).largest_batch(Recipe(), cap_bytes=1 << 30),
-        lambda: forked_or_sent(
-            NATIVELY, mlp_job(width=8), Recipe(), {"batch_size": 2}, what="a native trace"
-        ),
+        lambda: run_isolated(NATIVELY, mlp_job(width=8), Recipe(), {"batch_size": 2}, what="a native trace"),
     ],
     ids=["estimate", "largest batch", "in the child"],
 )

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.predict.replay import sized
-from flatout.memory.process.isolated_process import check_backward, forked_or_sent
+from flatout.memory.process.isolated_process import check_backward, run_isolated
 from flatout.memory.trace.record import Trace
 from flatout.memory.trace.tracer import trace_job
 from tests.support.memory import (
@@ -335,7 +335,7 @@ def shared_and_scaled() -> Trace:
 
 def test_a_trace_on_another_device_than_the_cpu_needs_no_rules_of_cuda() -> None:
     """As on CUDA: modules are moved and cast, and shared weights stay shared."""
-    trace = forked_or_sent(shared_and_scaled, what="a test")
+    trace = run_isolated(shared_and_scaled, what="a test")
     assert trace.num_parameters == 16 * 8
     assert [each.num_bytes for each in trace.storages if each.component == "parameters"] == [16 * 8 * 2]
     assert (

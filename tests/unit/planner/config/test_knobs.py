@@ -20,7 +20,7 @@ from flatout.planner.config.knobs import (
     overrides_of,
     pairs,
     read_mapping,
-    recognise,
+    recognise_style,
 )
 from flatout.planner.config.settings import open_config
 from tests.support import planner as plans
@@ -57,7 +57,7 @@ def test_a_style_is_recognised_with_its_reason(
     name: str, text: str, style: Style, reason: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_text(text)
-    found = recognise(read_config(tmp_path / name))
+    found = recognise_style(read_config(tmp_path / name))
     assert found.value is style
     assert reason in found.reason
     assert found.source == ("assumed" if style is PLAIN else "computed")

@@ -10,7 +10,7 @@ from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import PRECISIONS as JOB_PRECISIONS
 from flatout.memory.jobs.job import Recipe
 from flatout.planner.config.job_config import read_config
-from flatout.planner.config.knobs import Mapped, recognise
+from flatout.planner.config.knobs import Mapped, recognise_style
 from flatout.planner.config.settings import (
     PRECISIONS,
     SHOWN_SIZES,
@@ -34,7 +34,7 @@ def settings_of(
     **values: Any,
 ) -> Settings:
     config = read_config(path, overrides={name.replace("__", "."): value for name, value in values.items()})
-    opened = OpenedConfig(config=config, style=recognise(config), mapped=mapped or Mapped())
+    opened = OpenedConfig(config=config, style=recognise_style(config), mapped=mapped or Mapped())
     return opened.with_sizes(opened.settings(ranks=ranks), size_names)
 
 

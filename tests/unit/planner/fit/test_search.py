@@ -13,7 +13,13 @@ from flatout.memory.predict.forecast import BatchBounds, Peak
 from flatout.planner.config.settings import StageSettings
 from flatout.planner.fit.fits import Judge, evaluation_recipe
 from flatout.planner.fit.progress import Progress
-from flatout.planner.fit.search import SAFEST_SHARE, GroupSearch, expected_traces, fit_evaluation, uncovered
+from flatout.planner.fit.search import (
+    SAFEST_SHARE,
+    GroupSearch,
+    expected_traces,
+    find_uncovered,
+    fit_evaluation,
+)
 from flatout.planner.fit.suggestions import EvaluationFit, GroupFit, Suggestion, Wish
 from tests.support import planner as plans
 from tests.support.planner import GIB, ToyForecast
@@ -345,7 +351,7 @@ def sizes_of(stage: StageSettings) -> dict[str, int]:
 
 
 def names(*stages: StageSettings) -> list[str]:
-    found = uncovered(stages, sizes_of=sizes_of, ways_of=lambda stage: stage.precision.value)
+    found = find_uncovered(stages, sizes_of=sizes_of, ways_of=lambda stage: stage.precision.value)
     return [stage.name for stage in found]
 
 

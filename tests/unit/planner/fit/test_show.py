@@ -4,7 +4,7 @@ import pytest
 
 from flatout.planner.config.settings import StageSettings
 from flatout.planner.fit.fit_settings import fit_settings
-from flatout.planner.fit.show import Overview, overview, room
+from flatout.planner.fit.show import Overview, describe_room, overview
 from tests.support import planner as plans
 from tests.support.planner import GIB, ToyForecast
 
@@ -88,7 +88,7 @@ def test_a_stage_that_does_not_fit_is_named_with_what_there_is() -> None:
     (said,) = seen(80, free_gib=20).recommendations
     assert said.startswith("training needs ")
     assert "24GB has 20.0 GiB free, 17.0 GiB at a margin of 85 %" in said
-    assert room(plans.budget(17 * GIB, margin=0.85)) in said
+    assert describe_room(plans.budget(17 * GIB, margin=0.85)) in said
 
 
 @pytest.mark.parametrize("caveats", [(), ("its sizes depend on data",)])

@@ -15,7 +15,7 @@ from flatout.planner.fit.suggestions import (
     is_sensible,
     largest_divisor,
     learning_rate_rule,
-    merged,
+    merge_equal,
     nearest_batches,
 )
 from tests.support import planner as plans
@@ -46,7 +46,7 @@ def group(*suggestions: Suggestion, checkpointing: bool = False) -> GroupFit:
 
 
 def test_equal_suggestions_are_one_with_all_names_and_the_first_reason() -> None:
-    found = merged([suggestion("a", 4), suggestion("b", 8), suggestion("c", 4), suggestion("a", 4)])
+    found = merge_equal([suggestion("a", 4), suggestion("b", 8), suggestion("c", 4), suggestion("a", 4)])
     assert [one.names for one in found] == [("a", "c"), ("b",)]
     assert found[0].reason.reason == "because of a"
 

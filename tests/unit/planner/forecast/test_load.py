@@ -25,7 +25,7 @@ from flatout.planner.forecast.load import (
     describe,
     find_segments,
     load_forecast,
-    nested,
+    nest_keys,
     with_optimizer,
 )
 from flatout.planner.plan import PlanOptions
@@ -171,14 +171,14 @@ def test_the_environment_of_this_process_is_read(monkeypatch: pytest.MonkeyPatch
 
 
 def test_dotted_keys_become_the_mapping_they_stand_for() -> None:
-    assert nested({"a.b": 1, "a.c.d": 2, "e": 3}) == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
-    lists = nested({"m.sizes.0": 64, "m.sizes.1": 32, "m.parts.0.k": 3, "m.epochs.0": 8, "m.epochs.4": 2})
+    assert nest_keys({"a.b": 1, "a.c.d": 2, "e": 3}) == {"a": {"b": 1, "c": {"d": 2}}, "e": 3}
+    lists = nest_keys({"m.sizes.0": 64, "m.sizes.1": 32, "m.parts.0.k": 3, "m.epochs.0": 8, "m.epochs.4": 2})
     assert lists == {"m": {"sizes": [64, 32], "parts": [{"k": 3}], "epochs": {"0": 8, "4": 2}}}
 
 
 def test_a_key_below_a_value_is_refused() -> None:
     with pytest.raises(BadInput, match=r"a\.b"):
-        nested({"a": 1, "a.b": 2})
+        nest_keys({"a": 1, "a.b": 2})
 
 
 def test_the_optimizer_a_config_names_is_planned() -> None:
