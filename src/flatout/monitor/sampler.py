@@ -23,7 +23,7 @@ from flatout.monitor.job.job_meter import JobMeter
 from flatout.monitor.meters.gpus import GpuMeter
 from flatout.monitor.meters.host import HostMeter
 from flatout.monitor.meters.processes import ProcessMeter
-from flatout.monitor.sample import GpuSample, JobSample, Sample
+from flatout.monitor.sample import GpuSample, JobSample, Sample, last_seconds
 
 LOWEST_HZ, HIGHEST_HZ = 0.1, 10.0
 GAP_PERIODS = 3.0
@@ -113,8 +113,7 @@ class Sampler:
 
     def recent(self, span_s: float = RECENT_S) -> tuple[Sample, ...]:
         """Return the samples of the last `span_s`, two minutes at most, oldest first."""
-        samples = tuple(self._recent)
-        return tuple(sample for sample in samples if samples[-1].time_s - sample.time_s <= span_s)
+        return last_seconds(tuple(self._recent), span_s)
 
     # Samples
 

@@ -26,12 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import SECTIONS, Rule
 from flatout.ground.codec import decode, encode
-from flatout.measure.evidence import (
-    Evidence,
-    Host,
-    Loader,
-    ObservedJob,
-)
+from flatout.measure.evidence import Evidence, Host, Loader, ObservedJob
 
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy

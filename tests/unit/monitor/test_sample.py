@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,8 @@ from flatout.monitor.sample import (
     JobSample,
     ProcessSample,
     Sample,
+    drop_older,
+    last_seconds,
     lean,
     merge,
 )
@@ -166,3 +169,13 @@ def test_merging_in_two_goes_is_merging_in_one(shares: list[float | None], cut: 
     assert whole.host.memory_used_bytes == parts.host.memory_used_bytes == len(rows) - 1
     if None not in shares:
         assert whole.host.cpu_share == pytest.approx(parts.host.cpu_share)
+
+
+def test_a_window_keeps_the_samples_of_its_last_seconds() -> None:
+    samples = [Sample(time_s=float(time_s)) for time_s in range(10)]
+    window = deque(samples)
+    drop_older(window, 3.0)
+    assert tuple(window) == last_seconds(samples, 3.0) == tuple(samples[6:])
+    empty: deque[Sample] = deque()
+    drop_older(empty, 3.0)
+    assert not empty and last_seconds([], 3.0) == ()

@@ -22,6 +22,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flatout.memory.cuda.formulas import round_up
+
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 WIDEST = 256
@@ -152,16 +154,13 @@ def backward_workspace(func: Any, args: Any) -> tuple[tuple[int, ...], ...]:
         grouped = 0 if key.shape[1] == heads else 2 * batch * heads * key.shape[2] * width * 2
         return ((rows * width * 4 + rows * 4 + grouped,),)
     if func is FLASH_BACKWARD:
-        rows = batch * heads * _up(length, 128)
-        return ((rows * _up(width, 32) * 4, rows * 4),)
+        rows = batch * heads * round_up(length, 128)
+        return ((rows * round_up(width, 32) * 4, rows * 4),)
     product = rows * width * query.dtype.itemsize
     # one tile of the query's gradient for each block of rows, with a lock of four words
     tile = 64 if width <= 64 or query.dtype not in HALF else 128
-    blocks = batch * heads * (_up(length, tile) * _up(width, 64) + 4 * _up(length, tile) // 64) * 4
+    tiled = round_up(length, tile)
+    blocks = batch * heads * (tiled * round_up(width, 64) + 4 * tiled // 64) * 4
     if query.dtype in HALF:  # the kernel multiplies gradient and result by itself, but not in float32
         return ((rows * 4, blocks),)
     return ((product, rows * 4, rows * 4), (rows * 4, blocks))
-
-
-def _up(count: int, multiple: int) -> int:
-    return (count + multiple - 1) // multiple * multiple

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.memory.cuda.formulas import Formula
+from flatout.memory.cuda.formulas import Formula, round_up
 
 ALIGNED_BYTES = 16
 WIDE, WIDE_GRADIENT = 512, 256  # channels, from which products that are not aligned are copied
@@ -229,8 +229,8 @@ def _padded_result(x: Tensor, weight: Tensor, num_output: int) -> tuple[int, ...
     channels = weight.shape[0]
     if not _is_half(x) or weight.shape[1] != x.shape[1] or channels % 8 == 0 or channels < 8:
         return ()
-    padded = -(-channels // 8) * 8
-    return ((num_output // channels + weight.numel() // channels) * padded * x.dtype.itemsize + HEAD_BYTES,)
+    rows = num_output // channels + weight.numel() // channels
+    return (rows * round_up(channels, 8) * x.dtype.itemsize + HEAD_BYTES,)
 
 
 def _groups(blocks: Group) -> tuple[Group, ...]:
@@ -338,7 +338,7 @@ def _copied_bytes(x: Tensor, weight: Tensor, num_output: int, *, multiple: int) 
 
 
 def _padded(x: Tensor, multiple: int) -> int:
-    return x.numel() // x.shape[1] * (-(-x.shape[1] // multiple) * multiple)
+    return x.numel() // x.shape[1] * round_up(x.shape[1], multiple)
 
 
 def _gradient_elements(gradient: Tensor, x: Tensor, weight: Tensor, transposed: bool) -> int:

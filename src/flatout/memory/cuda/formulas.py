@@ -29,6 +29,10 @@ class Formula(NamedTuple):
         return FORMULAS[self.name](*self.counts)
 
 
+def round_up(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
 def partial_sums(num_outputs: int, num_inputs: int, num_multiprocessors: int) -> int:
     """Sum many inputs into few outputs: several blocks share an output and leave partial sums.
 
@@ -88,7 +92,7 @@ def pieces_of_a_table(count: int, num_rows: int, width: int) -> int:
     """Sum the gradient of an embedding: rows of equal index in pieces, then the pieces."""
     if count <= SORTED_FROM:
         return 0
-    return (count // ROWS_PER_PIECE + min(count, num_rows)) * (-(-width // WARP) * WARP) * 4
+    return (count // ROWS_PER_PIECE + min(count, num_rows)) * round_up(width, WARP) * 4
 
 
 FORMULAS: Mapping[str, Callable[..., int]] = {

@@ -27,6 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from flatout.memory.cuda.formulas import round_up
+
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 # fmt: off
@@ -254,7 +256,7 @@ def _grouped_product(
         groups = [left.shape[0]]
     dtype = out_dtype or left.dtype
     rows, columns = left.shape[-2], right.shape[-1]
-    aligned = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
+    aligned = round_up(columns * dtype.itemsize, 16) // dtype.itemsize
     strides = [rows * aligned, aligned, 1][-len(groups) - 2 :]
     return torch.empty_strided((*groups, rows, columns), strides, dtype=dtype, device=left.device)
 

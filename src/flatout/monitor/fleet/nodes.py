@@ -21,7 +21,7 @@ from flatout.ground.errors import BadInput
 from flatout.ground.runs import Run, list_runs, state_of
 from flatout.monitor.fleet.logs import Log, PageLog
 from flatout.monitor.past.history import HistoryTail
-from flatout.monitor.sample import Sample
+from flatout.monitor.sample import Sample, drop_older
 from flatout.monitor.verdicts.verdict import WINDOW_S, verdict
 
 SILENT_S = 15.0
@@ -84,8 +84,7 @@ class Node:
             return
         self._heard_s = self._clock()
         self._window.extend(samples)
-        while self._window[-1].time_s - self._window[0].time_s > WINDOW_S:
-            self._window.popleft()
+        drop_older(self._window, WINDOW_S)
         if self._clock() - self._judged_s >= JUDGE_EVERY_S:
             self._judged_s = self._clock()
             self._bound = verdict(self._window).bound

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from flatout.ground.errors import BadInput
-from flatout.monitor.sample import Sample
+from flatout.monitor.sample import Sample, drop_older
 from flatout.monitor.sampler import RECENT_S
 
 MOST_AT_ONCE = 1000  # a very fast replay still draws a frame now and then
@@ -64,8 +64,7 @@ class Playback:
                 self._due_s += min(passed_s, LONGEST_PAUSE_S)
             if len(due) >= MOST_AT_ONCE:
                 break
-        while self._recent and self._recent[-1].time_s - self._recent[0].time_s > RECENT_S:
-            self._recent.popleft()
+        drop_older(self._recent, RECENT_S)
         return due
 
     def recent(self) -> tuple[Sample, ...]:

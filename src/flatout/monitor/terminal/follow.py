@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.text import Text
 
 from flatout.monitor.past.playback import Playback
-from flatout.monitor.sample import Sample
+from flatout.monitor.sample import Sample, drop_older, last_seconds
 from flatout.monitor.sampler import RECENT_S, Sampler
 from flatout.monitor.sinks.files import JsonLines
 from flatout.monitor.terminal.keyboard import Keyboard, standard_input
@@ -131,8 +131,7 @@ def write_lines(source: Source, keyboard: Keyboard, *, write: Writer) -> int:
     while True:
         for sample in source.advance():  # a fast replay has many at once
             recent.append(sample)
-            while sample.time_s - recent[0].time_s > RECENT_S:
-                recent.popleft()
+            drop_older(recent, RECENT_S)
             write(tuple(recent))
         job = recent[-1].job if recent else None
         if source.is_over or (job is not None and job.state in ("ended", "died")):
@@ -156,8 +155,7 @@ class Lines:
         if not self._said_missing and not latest.gpus and "gpus" in latest.missing:
             self._said_missing = True
             self._stream.write(printable(f"no GPU: {latest.missing['gpus']}") + "\n")
-        near = tuple(each for each in samples if latest.time_s - each.time_s <= LINE_SPAN_S)
-        self._stream.write(live_line(near) + "\n")
+        self._stream.write(live_line(last_seconds(samples, LINE_SPAN_S)) + "\n")
         for note in latest.notes:
             self._stream.write(printable(f"note: {note}") + "\n")
         found = verdict(samples)

@@ -8,7 +8,6 @@ above bars of rich) it is a plain line once a minute.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ from typing import TextIO
 
 from flatout.ground.units import UNKNOWN, show_share
 from flatout.monitor.sample import GpuSample, Sample, merge, show_loss
-from flatout.monitor.terminal.standing_line import StandingLine, is_writable
+from flatout.monitor.terminal.standing_line import StandingLine, is_writable, terminal_size
 
 GIB = 2**30
 PLAIN_EVERY_S = 60.0
@@ -101,7 +100,8 @@ class LineWriter:
         if not is_writable(stream):
             return
         if _is_terminal(stream):
-            self._standing.show(stream, live_line(samples)[: max(_columns(stream) - 3, 1)])
+            columns = terminal_size(stream).columns or shutil.get_terminal_size().columns
+            self._standing.show(stream, live_line(samples)[: max(columns - 3, 1)])
         else:
             self._standing.close(leaves_line=False)
             self._write_plain(stream, samples)
@@ -135,11 +135,3 @@ def _has_rates(samples: Sequence[Sample]) -> bool:
     """Whether the machine's shares and the job's rate are known."""
     sample = merge(samples)
     return sample.span_s is not None and (sample.job is None or sample.job.steps_per_s is not None)
-
-
-def _columns(stream: TextIO) -> int:
-    """Return the width of the terminal behind `stream`; stdout may go to a file."""
-    try:
-        return os.get_terminal_size(stream.fileno()).columns or shutil.get_terminal_size().columns
-    except (AttributeError, OSError, ValueError):
-        return shutil.get_terminal_size().columns

@@ -131,7 +131,7 @@ class StandingLine:
             if stream is not self._stream:
                 self._wipe()
             self._stream, self._text = stream, text
-            self._height, self._asked_s = _height(stream), -math.inf
+            self._height, self._asked_s = terminal_size(stream).lines or HIDDEN_FROM, -math.inf
             self._draw()
 
     def say(self, stream: TextIO, message: str) -> None:
@@ -277,6 +277,11 @@ class StandingLine:
     def _is_hooked(self, owner: Any, name: str) -> bool:
         return any(owner is known and name == its for known, its, _ in self._hooks)
 
+    def _stand_in(self, owner: Any, name: str, stand_in: Any, own: Callable[..., Any]) -> None:
+        stand_in.own = own
+        owner.__dict__[name] = stand_in
+        self._hooks.append((owner, name, stand_in))
+
     def _hear_reads(self, owner: Any, name: str, own: Callable[..., str]) -> None:
         if not hasattr(owner, "__dict__") or self._is_hooked(owner, name):
             return
@@ -285,9 +290,7 @@ class StandingLine:
             with self._reading():
                 return own(*arguments)
 
-        read.own = own  # type: ignore[attr-defined]
-        owner.__dict__[name] = read
-        self._hooks.append((owner, name, read))
+        self._stand_in(owner, name, read, own)
 
     def _hear_modes(self) -> None:
         """Get out of the way before a mode is set: who asks for a password writes to the terminal itself."""
@@ -304,9 +307,7 @@ class StandingLine:
                 self._asked_s = -math.inf
                 own(*arguments)
 
-        set_mode.own = own  # type: ignore[attr-defined]
-        termios.tcsetattr = set_mode
-        self._hooks.append((termios, "tcsetattr", set_mode))
+        self._stand_in(termios, "tcsetattr", set_mode, own)
 
     def _hear_writes(self, stream: TextIO | None) -> None:
         """Stand in for the `write` of a terminal; leave alone a stream that takes no attribute."""
@@ -344,9 +345,7 @@ class StandingLine:
                     stream.flush()
                 return len(text)
 
-        write.own = own  # type: ignore[attr-defined]
-        stream.__dict__["write"] = write
-        self._hooks.append((stream, "write", write))
+        self._stand_in(stream, "write", write, own)
 
 
 def is_writable(stream: TextIO | None) -> bool:
@@ -379,8 +378,9 @@ def _is_terminal(stream: Any) -> bool:
     return is_writable(stream) and bool(getattr(stream, "isatty", bool)())
 
 
-def _height(stream: TextIO) -> int:
+def terminal_size(stream: TextIO) -> os.terminal_size:
+    """Return the size of the terminal behind a stream; 0 for what is not known."""
     try:
-        return os.get_terminal_size(stream.fileno()).lines or HIDDEN_FROM
+        return os.get_terminal_size(stream.fileno())
     except (AttributeError, OSError, ValueError):
-        return HIDDEN_FROM
+        return os.terminal_size((0, 0))

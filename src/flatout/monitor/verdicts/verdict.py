@@ -15,7 +15,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 from flatout.ground.units import show_bytes, show_ratio, show_seconds, show_share
-from flatout.monitor.sample import GpuSample, Sample, merge
+from flatout.monitor.sample import GpuSample, Sample, last_seconds, merge
 from flatout.monitor.verdicts.alarms import is_held_down, loss_is_lost, memory_runs_out, stands_still
 from flatout.monitor.verdicts.window import Verdict, Window
 
@@ -43,7 +43,7 @@ def verdict(samples: Sequence[Sample]) -> Verdict:
 
 def verdicts(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
     """Return every answer that applies, the most urgent first; there is always one."""
-    recent = drop_start([sample for sample in samples if samples[-1].time_s - sample.time_s <= WINDOW_S])
+    recent = drop_start(last_seconds(samples, WINDOW_S))
     last = recent[-1].job
     if last is not None and last.has_bad_loss:  # one sample is enough, also after the end
         return judge(recent)

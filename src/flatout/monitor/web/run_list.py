@@ -20,6 +20,7 @@ from flatout.ground.runs import Run, list_runs, read_run, runs_folder, show_stat
 from flatout.monitor.fleet.logs import Log
 from flatout.monitor.fleet.nodes import SILENT_S, Fleet
 from flatout.monitor.past.history import RAW, HistoryTail, read_end, segments
+from flatout.monitor.sample import last_seconds
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, WINDOW_S, drop_start, judge
 
@@ -217,7 +218,6 @@ def glance_at(folder: Path) -> Glance:
     stepped = [
         sample for sample in samples if sample.job is None or sample.job.state not in ("ended", "died")
     ]
-    recent = [sample for sample in stepped if stepped[-1].time_s - sample.time_s <= WINDOW_S]
-    recent = list(drop_start(recent)) if recent else []
+    recent = drop_start(last_seconds(stepped, WINDOW_S)) if stepped else ()
     bound = judge(recent)[0].bound if len(recent) >= ENOUGH_SAMPLES else None
     return Glance(bound=bound, loss=losses[-1] if losses else None, last_s=round(samples[-1].time_s, 1))

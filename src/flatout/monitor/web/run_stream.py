@@ -26,7 +26,7 @@ from typing import Any
 
 from flatout.ground.codec import encode, name_nonfinite, round_floats
 from flatout.measure import PHASES
-from flatout.monitor.sample import Sample, charted, lean, merge
+from flatout.monitor.sample import Sample, charted, drop_older, lean, merge
 from flatout.monitor.verdicts.change import Change, find_change
 from flatout.monitor.verdicts.verdict import WINDOW_S, verdicts
 from flatout.monitor.verdicts.window import Verdict
@@ -73,8 +73,7 @@ class RunStream:
         for sample in samples:
             self._past.add(sample)
             self._window.append(sample)
-            while sample.time_s - self._window[0].time_s > WINDOW_S:
-                self._window.popleft()
+            drop_older(self._window, WINDOW_S)
             self.latest = sample
             self._count += 1
             self._event = self._whole = None

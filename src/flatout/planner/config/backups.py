@@ -20,11 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from flatout.ground.atomic_files import flush
-from flatout.ground.codec import WrongShape, decode, encode
-from flatout.ground.documents import show_diff
+from flatout.ground.codec import encode
+from flatout.ground.documents import DocumentKind, read_document, show_diff
 from flatout.ground.errors import BadInput
 from flatout.planner.config.documents import Value, check_editable, edit_scalars
 from flatout.planner.config.job_config import ConfigPlace, JobConfig
@@ -32,7 +31,12 @@ from flatout.planner.config.knobs import LAST_NAMES
 
 BACKUPS = Path(".flatout") / "backups"
 MANIFEST, UNDONE = "manifest.json", "undone"
-MANIFEST_FORMAT, MANIFEST_VERSION = "flatout-backup", 1
+KIND = DocumentKind(
+    format="flatout-backup",
+    version=1,
+    what="the manifest of a backup",
+    hint="the copies beside it can be restored by hand",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,12 +60,18 @@ class SavedFile:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Backup:
+class Manifest:
+    """What was saved."""
+
+    config: str | None = None  # its main file, from the folder that holds the backups
+    files: tuple[SavedFile, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Backup(Manifest):
     """What an apply left to go back to."""
 
     folder: Path
-    files: tuple[SavedFile, ...]
-    config: str | None = None  # its main file, from the folder that holds the backups
 
 
 def plan_edits(config: JobConfig, changes: Mapping[ConfigPlace, Value]) -> tuple[FileEdit, ...]:
@@ -168,9 +178,9 @@ def last_backup(root: Path, *, config: str | None = None) -> Backup:
     folder = root / BACKUPS
     found = sorted(path for path in folder.glob(f"*/{MANIFEST}") if not (path.parent / UNDONE).exists())
     for path in reversed(found):
-        backup = _read_manifest(path)
-        if config is None or backup.config in (None, config):
-            return backup
+        saved = read_document(path, Manifest, KIND)
+        if config is None or saved.config in (None, config):
+            return Backup(folder=path.parent, config=saved.config, files=saved.files)
     of = f" of {config}" if config and found else ""
     raise BadInput(f"nothing to undo: {folder} holds no backup{of}", hint="--apply makes one")
 
@@ -204,14 +214,10 @@ def _save(edits: Sequence[FileEdit], *, root: Path, config: str | None, now: dat
     try:
         for saved, edit in zip(files, edits, strict=True):
             write_file(folder / saved.copy, edit.before)
-        manifest = {
-            "format": MANIFEST_FORMAT,
-            "version": MANIFEST_VERSION,
-            "config": config,
-            "files": encode(files),
-        }
+        manifest = encode(Manifest(config=config, files=files))
+        document = {"format": KIND.format, "version": KIND.version, **manifest}
         # Last, because a folder without a manifest is no backup.
-        write_file(folder / MANIFEST, json.dumps(manifest, indent=2).encode("utf-8"))
+        write_file(folder / MANIFEST, json.dumps(document, indent=2).encode("utf-8"))
     except BaseException:
         shutil.rmtree(folder)
         raise
@@ -228,19 +234,6 @@ def _fresh_folder(parent: Path, name: str) -> Path:
             continue
         return folder
     raise BadInput(f"{parent} holds too many backups of the same second")
-
-
-def _read_manifest(path: Path) -> Backup:
-    hint = "the copies beside it can be restored by hand"
-    try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(data, dict) or data.get("format") != MANIFEST_FORMAT:
-            raise BadInput(f"{path} is not the manifest of a backup", hint=hint)
-        files = tuple(decode(SavedFile, item) for item in data.get("files", []))
-    except (json.JSONDecodeError, UnicodeDecodeError, WrongShape) as error:
-        raise BadInput(f"{path} cannot be read: {error}", hint=hint) from None
-    config = data.get("config")
-    return Backup(folder=path.parent, files=files, config=config if isinstance(config, str) else None)
 
 
 def _read_copy(backup: Backup, saved: SavedFile) -> bytes:

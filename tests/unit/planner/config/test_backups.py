@@ -150,7 +150,7 @@ def test_a_damaged_backup_is_not_put_back(conf: Path) -> None:
     for text, words in (
         ("[]", "is not the manifest"),
         ("{", "cannot be read"),
-        ('{"format": "flatout-backup", "files": [{}]}', "path is missing"),
+        ('{"format": "flatout-backup", "version": 1, "files": [{}]}', "path is missing"),
     ):
         (backup.folder / "manifest.json").write_text(text)
         with pytest.raises(BadInput, match=words):
