@@ -26,6 +26,8 @@ from flatout.multiplex.models.families import read_decoder
 if TYPE_CHECKING:
     from torch import nn
 
+    from flatout.multiplex.decode.sampling import Sampling
+
 
 class PackedTrials(TrialEngine):
     """Many trials of one model at a time.
@@ -40,11 +42,12 @@ class PackedTrials(TrialEngine):
         slots: int = 64,
         max_tokens: int = 1024,
         batch_tokens: int = 8192,
+        sampling: Sampling | None = None,
         eos: Sequence[int] | None = None,
     ) -> None:
         self._model = model
         self.decoder = read_decoder(model)
-        self._slots, self._eos = slots, eos
+        self._slots, self._sampling, self._eos = slots, sampling, eos
         self._max_tokens = min(max_tokens, self.decoder.max_positions)
         self._scorer = BranchScorer(self.decoder, batch_tokens=batch_tokens)
         self._generator: Generator | None = None
@@ -103,10 +106,10 @@ class PackedTrials(TrialEngine):
         on_finished: OnText | None,
     ) -> list[tuple[int, ...]]:
         """Generate the rows `turning`, which no table of vectors can steer, by the model's own forward."""
-        if isinstance(self._model, Decoder) or self._eos is not None:
+        if isinstance(self._model, Decoder) or self._sampling is not None or self._eos is not None:
             raise BadInput(
                 "project-out, clamp and norm-preserving run by the model's own forward and end where it ends",
-                hint="give the transformers model and no eos, or use mode add",
+                hint="give the transformers model, no sampling and no eos, or use mode add",
             )
         hooked = HookedTrials(self._model, slots=self._slots)
         found: dict[int, tuple[int, ...]] = {}
@@ -150,6 +153,7 @@ class PackedTrials(TrialEngine):
                 slots=self._slots,
                 max_tokens=self._max_tokens,
                 vectors=self._tables.of_layer,
+                sampling=self._sampling,
                 eos=end_tokens(self._model) if self._eos is None else self._eos,
             )
         return self._generator
