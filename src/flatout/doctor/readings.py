@@ -362,7 +362,7 @@ def short_of_time(evidence: Evidence) -> str | None:
     if not number or evidence.step_s is None:
         return None
     arms = "one arm" if number == 1 else f"{number} arms"
-    return f"For {arms} no time was left: try --seconds {_enough_s(evidence.step_s)}."
+    return f"No time was left for {arms}: try --seconds {_enough_s(evidence.step_s)}."
 
 
 def _enough_s(step_s: float) -> int:

@@ -134,7 +134,7 @@ def treatment_of(dose: Dose) -> Treatment:
     if patch is None:
         names = [*known, *all_patches()]
         near = difflib.get_close_matches(dose.name, names, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(names)}"
+        hint = f"did you mean {near[0]}?" if near else f"known treatments: {', '.join(names)}"
         raise BadInput(f"there is no treatment {dose.name!r}", hint=hint)
     return Treatment(
         name=patch.name,

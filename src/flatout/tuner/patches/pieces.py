@@ -78,7 +78,7 @@ def piece_of(body: Body, value: cst.BaseExpression, where: tuple[str, ...]) -> R
     if body.joined == "stack":
         return RaggedPiece(kind="each", value=whole, where=where)
     if where:
-        raise Refused("rows of a sample that only some samples have: how many there are cannot be seen")
+        raise Refused("only some samples have these rows, so their number is unknown")
     return RaggedPiece(kind="rows", value=whole)
 
 
@@ -115,7 +115,7 @@ def rows_piece(body: Body, loop: cst.For, where: tuple[str, ...]) -> RaggedPiece
     if not found:
         raise Refused(f"no row x[b, {row}] is appended in the loop over rows")
     if body.joined == "cat" and not has_one_row(value):
-        raise Refused("rows without an axis of their own are joined by torch.cat")
+        raise Refused("torch.cat joins rows that have no axis of their own")
     whole = _whole(body, value, found, row=row)
     texts = [source.code(limit) for limit in limits]
     start = texts[0] if len(texts) == 2 else None
@@ -158,9 +158,7 @@ def _whole(
     """Return the expression for all samples at once: `x` instead of `x[b]`."""
     owners = set(found.values())
     if len(owners) > 1:
-        raise Refused(
-            f"{' and '.join(sorted(owners))} meet in one row: that their shapes agree cannot be seen"
-        )
+        raise Refused(f"{' and '.join(sorted(owners))} are combined in one row, and their shapes may differ")
     (owner,) = owners
     if base_name(expression(owner)) in body.outside:
         raise Refused(f"{owner} changes inside the loop over samples")
@@ -175,7 +173,7 @@ def _whole(
     whole = changes[value] if value in changes else substitute(value, changes)
     left = names(whole) & (body.head.names | {row or ""})
     if left:
-        raise Refused(f"a row depends on {', '.join(sorted(left))} in another way than as an index")
+        raise Refused(f"a row depends on {', '.join(sorted(left))}, but not as an index")
     _check_elementwise(body, value, set(found) | set(changes))
     assert isinstance(whole, cst.BaseExpression)
     if (names(whole) & body.outside) - {base_name(expression(owner))}:
@@ -204,13 +202,13 @@ def _check_elementwise(body: Body, value: cst.CSTNode, rows: set[cst.CSTNode]) -
     ):
         _check_elementwise(body, value.args[0].value, rows)
         return
-    raise Refused(f"what {short(body.source, value)} does with a row cannot be seen")
+    raise Refused(f"the effect of {short(body.source, value)} on a row is unknown")
 
 
 def _check_constant(body: Body, value: cst.BaseExpression) -> None:
     used = names(value) & (body.head.names | body.outside)
     if used:
-        raise Refused(f"{', '.join(sorted(used))} is used in another way than as an index of rows")
+        raise Refused(f"{', '.join(sorted(used))} is not only used as a row index")
     attributes = {base_name(each) for each in walk(value) if isinstance(each, cst.Attribute)}
     if attributes & body.outside:
         raise Refused(f"{', '.join(sorted(filter(None, attributes & body.outside)))} changes in the loop")
@@ -220,9 +218,9 @@ def _check_pure(body: Body, value: cst.BaseExpression) -> None:
     part = impure_part(value, body.kinds)
     if part is not None:
         raise Refused(
-            f"{short(body.source, part)} in line {_line(body, part)} may give something else each time"
+            f"{short(body.source, part)} in line {_line(body, part)} may give another value each time"
             if _line(body, part)
-            else f"{short(body.source, part)} may give something else each time"
+            else f"{short(body.source, part)} may give another value each time"
         )
 
 

@@ -30,7 +30,7 @@ class Source:
         try:
             wrapper = MetadataWrapper(cst.parse_module(text), unsafe_skip_copy=True)
         except cst.ParserSyntaxError:
-            raise Refused("the file is not Python that can be read") from None
+            raise Refused("the file is not Python that can be parsed") from None
         self.module = wrapper.module
         self._positions = wrapper.resolve(PositionProvider)
         self._parents = wrapper.resolve(ParentNodeProvider)

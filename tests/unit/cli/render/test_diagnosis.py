@@ -209,4 +209,4 @@ def test_arms_that_the_time_did_not_suffice_for_are_counted() -> None:
     left_out = ArmNotRun(kind="cached", label="cached", reason=NO_TIME)
     evidence = builders.cpu_evidence(arms_not_run=(left_out, left_out))
     text = flowing(show(builders.diagnosis(findings=(), evidence=evidence)))
-    assert "For 2 arms no time was left: try --seconds" in text
+    assert "No time was left for 2 arms: try --seconds" in text

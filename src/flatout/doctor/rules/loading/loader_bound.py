@@ -143,7 +143,7 @@ def _fix(loader: Loader, workers: Counterfactual | None, *, cores: float) -> str
     most = loading.most_workers(loader, int(cores))
     used = (loader.num_workers or 0) + (0 if loading.is_blocked(loader) else 1)
     if loader.num_workers and workers is None and used < most:
-        return f"{loading.loader_arguments(loader, num_workers=most)}, or fewer where that is enough"
+        return f"{loading.loader_arguments(loader, num_workers=most)}, or fewer if they suffice"
     return f"{cheaper}: more workers would share the {cores:g} cores of this job"
 
 

@@ -112,7 +112,7 @@ def _fix(loader: Loader, *, cached: Counterfactual | None, workers: Counterfactu
             if loader.streams:
                 way = "let the dataset yield whole batches, with batch_size=None"
             elif loader.batch_size == 1:
-                way = "take more than one sample per batch, where the job allows it"
+                way = "take more than one sample per batch, if the job allows it"
             return (
                 f"{way}; one is ready in {show_seconds(ready_s)}, so workers may cost more than they save: "
                 "flatout.data.choose_workers measures it"
@@ -130,7 +130,7 @@ def _fix(loader: Loader, *, cached: Counterfactual | None, workers: Counterfactu
     best_s = (cached.baseline_step_s - cached.step_s) / num_workers
     if best_s <= RESOLVABLE_SPEEDUP * cached.step_s:
         return fix
-    return f"{fix}; that reaches {show_seconds(best_s)} at best, the rest takes less work per sample"
+    return f"{fix}; that reaches {show_seconds(best_s)} at best; more than that takes cheaper samples"
 
 
 def _workers(cached: Counterfactual, *, cores: int) -> int:

@@ -66,7 +66,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         share=share,
         ceiling=None,
         no_ceiling="no arm removes one rank's extra work",
-        fix=f"find out what {name} does more in {phase}: data, batches, or work only it does",
+        fix=f"find out why {name} takes longer in {phase}: its data, its batches, or work only it does",
         safety="lossy",
     )
     return [finding]

@@ -68,7 +68,7 @@ def _pair(source: Source, loop: cst.For) -> tuple[dict[str, str], cst.BaseSmallS
 
 def _together(source: Source, loop: cst.For, named: dict[str, str], small: cst.BaseSmallStatement) -> str:
     if not isinstance(small, cst.Expr) or not isinstance(small.value, cst.Call):
-        raise Refused("the loop over parameters does more than one call in place")
+        raise Refused("the loop over parameters does more than one in-place call")
     call = small.value
     kind = method_of(call)
     assert isinstance(call.func, cst.Attribute)
@@ -81,7 +81,7 @@ def _together(source: Source, loop: cst.For, named: dict[str, str], small: cst.B
     elif kind == "copy_":
         lines = _mixed(source, call, named)
     else:
-        raise Refused(f"what {kind} does to all parameters at once is not known")
+        raise Refused(f"{kind} has no known form for all parameters at once")
     return "with torch.no_grad():\n" + "".join(f"    {line}\n" for line in lines)
 
 
@@ -94,7 +94,7 @@ def _decayed(source: Source, call: cst.Call, named: dict[str, str]) -> list[str]
         or not isinstance(inner, cst.Call)
         or not isinstance(inner.func, cst.Attribute)
     ):
-        raise Refused("parameters are added to without being scaled first")
+        raise Refused("parameters are not scaled before the addition")
     target = _name(inner.func.value, named)
     decay = _weight(source, argument(inner, "other", 0), named)
     added, alpha = argument(call, "other", 0), argument(call, "alpha")
@@ -151,13 +151,13 @@ def _name(node: cst.CSTNode | None, named: dict[str, str]) -> str:
     if isinstance(node, cst.Attribute) and node.attr.value == "data":
         node = node.value
     if not isinstance(node, cst.Name) or node.value not in named:
-        raise Refused("what is averaged is not a parameter of the two models")
+        raise Refused("an averaged value is not a parameter of the two models")
     return node.value
 
 
 def _weight(source: Source, node: cst.BaseExpression | None, named: dict[str, str]) -> str:
     if node is None or names(node) & set(named) or impure_part(node, {}) is not None:
-        raise Refused("the share of the average is not one number for all parameters")
+        raise Refused("the weight of the average is not one number for all parameters")
     return source.code(node)
 
 

@@ -43,7 +43,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
         if loop is not None and not _is_inside(source, each, by_loop):
             by_loop.setdefault(loop, []).append(each)
     if not by_loop:
-        raise Refused("nothing that is computed here stays the same from round to round")
+        raise Refused("nothing computed here stays the same in every iteration")
     changes: dict[cst.CSTNode, Replacement] = {}
     before: dict[cst.CSTNode, list[cst.BaseStatement]] = {}
     taken = 0
@@ -104,7 +104,7 @@ def _outermost_loop(source: Source, node: cst.Call) -> Loop | None:
 
 PATCH = Patch(
     rewrite,
-    "compute before a loop what no round of it changes",
+    "compute before a loop what no iteration of it changes",
     safety="reordered",
     answers=("FO301", "FO304"),
 )

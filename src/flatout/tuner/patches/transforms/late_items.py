@@ -23,7 +23,7 @@ OTHER_BINDINGS = (cst.For, cst.CompFor, cst.NamedExpr, cst.AnnAssign)
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
     changes: dict[cst.CSTNode, Replacement] = {}
-    reason = "no sum of .item() in a loop stands here"
+    reason = "no loop here sums .item()"
     seen: set[tuple[cst.CSTNode, str]] = set()
     for each in walk(source.module):
         if not isinstance(each, cst.AugAssign) or not isinstance(each.operator, cst.AddAssign):
@@ -65,11 +65,11 @@ def _read_late(source: Source, name: str, scope: cst.CSTNode) -> dict[cst.CSTNod
     ]
     items = [_item(each.value) for each in sums]
     if None in items or not all(isinstance(each.operator, cst.AddAssign) for each in sums):
-        raise Refused(f"{name} is changed in other ways than by adding .item()")
+        raise Refused(f"{name} is changed by more than adding .item()")
     _check_resets(source, name, scope)
     counts = [_counts(each.value) for each in sums]
     if any(counts) != all(counts):
-        raise Refused(f"{name} adds counts and numbers")
+        raise Refused(f"{name} sums both counts and other numbers")
     changes: dict[cst.CSTNode, Replacement] = {}
     for item in items:
         assert item is not None and isinstance(item.func, cst.Attribute)
@@ -109,13 +109,13 @@ def _check_resets(source: Source, name: str, scope: cst.CSTNode) -> None:
         if isinstance(each, OTHER_BINDINGS) and name in {
             word.value for word in bindings(each) if source.parent(word) is each
         }:
-            raise Refused(f"{name} is bound in a way that cannot be followed")
+            raise Refused(f"{name} is bound in a way that cannot be traced")
         if not isinstance(each, cst.Assign):
             continue
         for assigned in each.targets:
             target = assigned.target
             if isinstance(target, cst.Name) and target.value == name and not _is_number(each.value):
-                raise Refused(f"{name} begins as something other than a number")
+                raise Refused(f"{name} does not start as a number")
             if isinstance(target, (cst.Tuple, cst.List)):
                 place = [element.value for element in target.elements]
                 here = [
@@ -125,9 +125,9 @@ def _check_resets(source: Source, name: str, scope: cst.CSTNode) -> None:
                 ]
                 values = each.value.elements if isinstance(each.value, (cst.Tuple, cst.List)) else ()
                 if here and (len(values) != len(place) or not _is_number(values[here[0]].value)):
-                    raise Refused(f"{name} begins as something other than a number")
+                    raise Refused(f"{name} does not start as a number")
     if isinstance(scope, cst.FunctionDef) and name in {param.name.value for param in scope.params.params}:
-        raise Refused(f"{name} is given to the function")
+        raise Refused(f"{name} is an argument of the function")
 
 
 def _is_number(node: cst.CSTNode) -> bool:

@@ -30,7 +30,7 @@ KEPT_METHODS = ("append", "clear")
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
     changes: dict[cst.CSTNode, Replacement] = {}
-    reason = "no .item() is appended to a list in a loop here"
+    reason = "no loop here appends .item() to a list"
     seen: set[tuple[cst.CSTNode, str]] = set()
     for each in walk(source.module):
         added = appended(each)
@@ -64,14 +64,14 @@ def _read_late(source: Source, name: str, scope: cst.CSTNode) -> dict[cst.CSTNod
                 or not isinstance(value, cst.Call)
                 or not isinstance(value.func, cst.Attribute)
             ):
-                raise Refused(f"{name} holds more than what .item() gives")
+                raise Refused(f"{name} holds more than results of .item()")
             changes[value] = expression(f"{source.code(value.func.value)}.detach().clone()")
         if made is not None and made[0] == name and not is_empty_list(made[1]):
-            raise Refused(f"{name} begins as something other than an empty list")
+            raise Refused(f"{name} does not start as an empty list")
     bound = [word for word in bindings(scope) if word.value == name]
     begins = [word for word in bound if (assigned(source.statement(word)) or ("",))[0] == name]
     if not begins or len(begins) != len(bound):
-        raise Refused(f"{name} is bound in a way that cannot be followed")
+        raise Refused(f"{name} is bound in a way that cannot be traced")
     for word in reads(scope):
         if word.value == name and word not in bound:
             changes.update(_read(source, word, scope))

@@ -69,11 +69,11 @@ def _check(source: Source, function: cst.FunctionDef) -> None:
         if isinstance(each, cst.Call):
             called = method_of(each) or call_of(each) or ""
             if called in LEARNS:
-                raise Refused(f"{name} learns: it calls {called}")
+                raise Refused(f"{name} trains: it calls {called}")
             if called in ("no_grad", "inference_mode"):
-                raise Refused(f"{name} has no gradients already")
+                raise Refused(f"{name} already runs without gradients")
         if isinstance(each, (cst.Yield, cst.Await)):
-            raise Refused(f"{name} gives values while it runs")
+            raise Refused(f"{name} is a generator")
         if isinstance(each, cst.Return) and each.value is not None and not _is_number(each.value, numbers):
             raise Refused(f"{name} returns {source.code(each.value)}, which may need its gradient")
 

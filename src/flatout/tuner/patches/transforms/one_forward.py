@@ -23,7 +23,7 @@ SPLITS: tuple[str, ...] = ("{x}.split(1)", "{x}.split(1, 0)", "{x}.split(1, dim=
 
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
-    otherwise = "no model is called here for each sample and its results joined"
+    otherwise = "no loop here calls a model for each sample and joins the results"
     return rewrite_collected(source, lines, _one_call, kinds={}, otherwise=otherwise)
 
 
@@ -31,14 +31,14 @@ def _one_call(source: Source, found: Collected) -> cst.BaseExpression:
     call = found.element
     model = dotted(call.func) if isinstance(call, cst.Call) else None
     if found.joined != "cat" or model is None or not isinstance(call, cst.Call):
-        raise Refused("what is joined are not results of a model for one row each")
+        raise Refused("the joined values are not a model's results for single rows")
     if len(call.args) != 1 or call.args[0].keyword is not None or call.args[0].star:
-        raise Refused(f"{model} is given more than a row")
+        raise Refused(f"{model} is given more than one row")
     if model.partition(".")[0] in found.changed:
         raise Refused(f"{model} changes from row to row")
     rows = _all_rows(found, call.args[0].value)
     if rows is None or rows.partition(".")[0] in found.changed:
-        raise Refused(f"that {source.code(call.args[0].value)} goes through all rows cannot be seen")
+        raise Refused(f"{source.code(call.args[0].value)} may not cover all rows")
     return expression(f"{model}({rows})")
 
 

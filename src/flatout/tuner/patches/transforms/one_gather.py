@@ -55,7 +55,7 @@ IMPORT = "from flatout.data import ragged"
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
     if free_name(source, "ragged") != "ragged" and IMPORT not in source.module.code:
-        raise Refused("the file has a name ragged of its own")
+        raise Refused("the file already uses the name ragged")
     changes: dict[cst.CSTNode, Replacement] = {}
     reason = "no loop here appends to a list that torch.cat or torch.stack joins for each sample"
     for loop in [each for each in walk(source.module) if isinstance(each, cst.For)]:
@@ -113,7 +113,7 @@ def _read_loop(source: Source, loop: cst.For) -> Body:
         if isinstance(
             each, (cst.Break, cst.Continue, cst.Return, cst.Yield, cst.Await, cst.Raise, cst.With, cst.Try)
         ):
-            raise Refused(f"the loop over samples holds a {type(each).__name__.lower()}")
+            raise Refused(f"the loop over samples contains a {type(each).__name__.lower()}")
     body = Body(
         source=source,
         head=_read_head(source, loop),
@@ -123,7 +123,7 @@ def _read_loop(source: Source, loop: cst.For) -> Body:
     block = loop.body.body
     first = assigned(block[0]) if block else None
     if first is None or not (is_empty_list(first[1]) or isinstance(first[1], cst.List)):
-        raise Refused("the loop over samples does not begin with a list of its own")
+        raise Refused("the loop over samples does not start with a new list")
     body.sequence = first[0]
     body.joined = _read_end(body, list(block))
     if isinstance(first[1], cst.List):
@@ -146,14 +146,14 @@ def _read_head(source: Source, loop: cst.For) -> Head:
     inner: cst.BaseExpression = iterated
     if called == "range" and isinstance(iterated, cst.Call):
         if len(iterated.args) != 1 or not isinstance(target, cst.Name):
-            raise Refused("the loop over samples does not begin at the first one")
+            raise Refused("the loop over samples does not start at the first one")
         return Head(text=text, index=target.value, rows={}, names=bound)
     if called == "enumerate" and isinstance(iterated, cst.Call) and len(iterated.args) == 1:
         if not (isinstance(target, cst.Tuple) and len(target.elements) == 2):
-            raise Refused("the names that the loop over samples binds cannot be followed")
+            raise Refused("the names that the loop over samples binds cannot be traced")
         counter = target.elements[0].value
         if not isinstance(counter, cst.Name):
-            raise Refused("the names that the loop over samples binds cannot be followed")
+            raise Refused("the names that the loop over samples binds cannot be traced")
         index, target, inner = counter.value, target.elements[1].value, iterated.args[0].value
     if call_of(inner) == "zip" and isinstance(inner, cst.Call) and isinstance(target, cst.Tuple):
         plain = [each.value for each in inner.args if each.keyword is None and not each.star]
@@ -181,10 +181,10 @@ def _read_end(body: Body, block: list[cst.BaseStatement] | list[cst.CSTNode]) ->
         raise Refused("the loop over samples does not end by appending a joined sequence")
     joined = argument(value, "tensors", 0)
     if not (isinstance(joined, cst.Name) and joined.value == body.sequence):
-        raise Refused("what is joined is not the list that the loop fills")
+        raise Refused("the joined list is not the one that the loop fills")
     axis = argument(value, "dim", 1)
     if axis is not None and not is_zero(axis):
-        raise Refused("the rows of a sequence are joined along another axis than the first")
+        raise Refused("the rows of a sequence are not joined along the first axis")
     return "stack" if called == "torch.stack" else "cat"
 
 
@@ -228,7 +228,7 @@ def _read_statement(body: Body, statement: cst.CSTNode, where: tuple[str, ...]) 
 def _read_if(body: Body, statement: cst.If, where: tuple[str, ...]) -> None:
     test = inlined(statement.test, body.temporaries)
     if impure_part(test, body.kinds) is not None:
-        raise Refused(f"the condition {short(body.source, statement.test)} may do more than decide")
+        raise Refused(f"the condition {short(body.source, statement.test)} may have side effects")
     check_host(body, test)
     condition = body.source.code(test)
     _read_block(body, statement.body, (*where, condition))
@@ -241,7 +241,7 @@ def _read_if(body: Body, statement: cst.If, where: tuple[str, ...]) -> None:
 
 def _read_block(body: Body, block: cst.BaseSuite, where: tuple[str, ...]) -> None:
     if not isinstance(block, cst.IndentedBlock):
-        raise Refused("a block of the loop over samples stands on one line")
+        raise Refused("a block of the loop over samples is on one line")
     for each in block.body:
         _read_statement(body, each, where)
 
@@ -279,7 +279,7 @@ def _beginning(source: Source, loop: cst.For, name: str) -> cst.CSTNode:
     block = source.block(loop)
     before = [each for each in block[: block.index(loop)] if (assigned(each) or ("",))[0] == name]
     if not before or not is_empty_list((assigned(before[-1]) or ("", cst.Name("x")))[1]):
-        raise Refused(f"{name} is not made empty beside the loop over samples")
+        raise Refused(f"{name} is not created empty beside the loop over samples")
     return before[-1]
 
 

@@ -21,7 +21,7 @@ MAKERS = ("torch.tensor", "torch.as_tensor", "torch.LongTensor", "torch.FloatTen
 
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
-    otherwise = "no tensors are made here one by one and joined"
+    otherwise = "no loop here makes tensors one by one and joins them"
     return rewrite_collected(source, lines, _one, kinds=_all_kinds(source), otherwise=otherwise)
 
 
@@ -38,17 +38,17 @@ def _one(source: Source, found: Collected) -> cst.BaseExpression:
     made = _maker(source, found)
     element = argument(made, "data", 0)
     if element is None:
-        raise Refused(f"{source.code(made)} makes a tensor of nothing")
+        raise Refused(f"{source.code(made)} makes an empty tensor")
     if found.joined == "cat":
         if not (isinstance(element, cst.List) and len(element.elements) == 1):
-            raise Refused("torch.cat joins tensors that have not one entry each")
+            raise Refused("torch.cat joins tensors that do not have one entry each")
         element = element.elements[0].value
     others = [each for each in made.args if each.value is not argument(made, "data", 0)]
     for each in others:
         if names(each.value) & found.changed or impure_part(each.value, {}) is not None:
             raise Refused(f"{source.code(each)} may change from tensor to tensor")
     if impure_part(element, {}) is not None:
-        raise Refused(f"{source.code(element)} may do more than give a value")
+        raise Refused(f"{source.code(element)} may have side effects")
     rest = "".join(f", {source.code(each.with_changes(comma=cst.MaybeSentinel.DEFAULT))}" for each in others)
     whole = expression(f"{source.code(made.func)}([{source.code(element)} {found.clauses}]{rest})")
     if found.element is made:
@@ -66,11 +66,11 @@ def _maker(source: Source, found: Collected) -> cst.Call:
         if called in MAKERS:
             return node
         if called not in kinds or kinds[called] not in ROWWISE or len(node.args) != 1:
-            raise Refused(f"that {called or 'a call'} treats each row alone cannot be seen")
+            raise Refused(f"{called or 'a call'} may not treat each row alone")
         if found.joined == "stack" and kinds[called] != "Embedding":
-            raise Refused(f"{called} is given tensors without a row axis")
+            raise Refused(f"{called} gets tensors without a row axis")
         node = node.args[0].value
-    raise Refused("what is joined is not made here")
+    raise Refused("the joined tensors are not made here")
 
 
 PATCH = Patch(

@@ -20,13 +20,13 @@ from flatout.tuner.patches.source import Refused, Source, expression
 
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
-    otherwise = "no rows are stacked here that a loop or a comprehension takes one by one"
+    otherwise = "no loop or comprehension here takes rows one by one and stacks them"
     return rewrite_collected(source, lines, _one_index, kinds={}, otherwise=otherwise)
 
 
 def _one_index(source: Source, found: Collected) -> cst.BaseExpression:
     if found.joined != "stack":
-        raise Refused("rows are joined by torch.cat: whether each has an axis of its own cannot be seen")
+        raise Refused("torch.cat joins the rows, which may have no axis of their own")
     parts = index_parts(found.element)
     if parts is None:
         raise Refused(f"{source.code(found.element)} is not a row of a tensor")
@@ -35,9 +35,9 @@ def _one_index(source: Source, found: Collected) -> cst.BaseExpression:
         raise Refused(f"{owner} changes from row to row")
     for index in indices:
         if impure_part(index, {}) is not None or isinstance(index, (cst.Tuple, cst.List)):
-            raise Refused(f"what the index {source.code(index)} is cannot be seen")
+            raise Refused(f"the value of the index {source.code(index)} is unknown")
     if not any(names(index) & found.names for index in indices):
-        raise Refused("every row is the same one")
+        raise Refused("every row is the same")
     inner = ", ".join(f"int({source.code(index)})" for index in indices)
     if len(indices) == 1:
         return expression(f"{owner}[torch.tensor([{inner} {found.clauses}], device={owner}.device)]")

@@ -35,7 +35,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
             before.setdefault(loop, []).extend(statements(f"{name} = {whole}\n"))
             changes.update({each: expression(f"{name}[{_counter(loop)}]") for each in subscripts})
     if not changes:
-        raise Refused("no row is read here by the number that a loop counts")
+        raise Refused("no loop counter selects a row here")
     return source.replaced(changes, before=before)
 
 

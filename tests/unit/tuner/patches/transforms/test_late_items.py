@@ -46,10 +46,10 @@ def test_only_the_line_of_the_finding_changes() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("            total = 0.0", "            total *= 0.5", "in other ways"),
-        ("0.0, 0, []", "start()", "other than a number"),
+        ("            total = 0.0", "            total *= 0.5", "by more than adding"),
+        ("0.0, 0, []", "start()", "not start as a number"),
         ("    for step", "    def show():\n        return total\n    for step", "another function"),
-        ("(losses, labels)", "(losses, labels, total)", "given to the function"),
+        ("(losses, labels)", "(losses, labels, total)", "an argument of the function"),
     ],
 )
 def test_what_cannot_be_followed_is_refused(old: str, new: str, words: str) -> None:

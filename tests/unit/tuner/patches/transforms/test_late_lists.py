@@ -32,8 +32,8 @@ def test_the_same_numbers_are_read() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("    losses = []\n", "    losses = read()\n", "other than an empty list"),
-        ("", "", "cannot be followed"),
+        ("    losses = []\n", "    losses = read()\n", "not start as an empty list"),
+        ("", "", "cannot be traced"),
         ("said, losses\n", "said, losses.copy()\n", "copy is used"),
         ("    for step", "    losses.append(3)\n    for step", "holds more"),
         ("    for step", "    def show():\n        return losses\n    for step", "another function"),

@@ -48,9 +48,9 @@ def test_a_name_that_only_holds_numbers_is_a_number() -> None:
     ("old", "new", "words"),
     [
         ('return {"hits": float(hits), "all": len(batches)}', "return y", "may need its gradient"),
-        ("model.train()", "y.backward()", "learns"),
+        ("model.train()", "y.backward()", "trains"),
         ("model.eval()", "model.eval(); torch.no_grad()", "already"),
-        ("hits = 0", "hits = 0; yield 1", "while it runs"),
+        ("hits = 0", "hits = 0; yield 1", "generator"),
         ("model.eval()", "model.train()", "calls eval"),
     ],
 )

@@ -128,18 +128,18 @@ def test_the_darkroom_job_becomes_one_gather(monkeypatch: pytest.MonkeyPatch) ->
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("self.begin * 3]", "self.drop(self.begin)]", "may give something else each time"),
+        ("self.begin * 3]", "self.drop(self.begin)]", "may give another value each time"),
         ("return pad_sequence", "print(k)\n        return pad_sequence", "k is read again"),
         ("            limit = n - 1\n", "            limit = n - 1\n            print(n)\n", "does more"),
         ("            limit = n - 1\n", "            limit = n - 1\n            x = x * 2\n", "x"),
         ("row * 2", "row * query[i]", "depends on i"),
-        ("row * 2", "row * query[i][k]", "shapes agree"),
+        ("row * 2", "row * query[i][k]", "shapes may differ"),
         ("row * 2", "row * i", "depends on i"),
-        ("torch.cat(parts)", "torch.cat(parts, dim=1)", "another axis"),
+        ("torch.cat(parts)", "torch.cat(parts, dim=1)", "not joined along the first axis"),
         ("torch.cat(parts)", "torch.stack(parts)", "unsqueeze"),
-        ("parts = [self.begin]", "ragged = parts = [self.begin]", "ragged of its own"),
+        ("parts = [self.begin]", "ragged = parts = [self.begin]", "uses the name ragged"),
         (".unsqueeze(0)\n                parts.append(row * 2 + self.kind(torch.tensor([1])))",
-         "\n                parts.append(row * 2)", "without an axis"),
+         "\n                parts.append(row * 2)", "no axis of their own"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_seen_is_refused(old: str, new: str, words: str) -> None:

@@ -56,11 +56,11 @@ def test_values_and_gradients_are_the_same(name: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("self.body(", "self.drop(", "treats each row alone"),
-        ("[kind]", "[kind, kind]", "not one entry each"),
+        ("self.body(", "self.drop(", "treat each row alone"),
+        ("[kind]", "[kind, kind]", "not have one entry each"),
         ("device=device)", "device=kind)", "may change from tensor to tensor"),
         ("torch.tensor([kind]", "torch.tensor([read(kind)]", "does more than fill"),
-        ("self.body(self.kind(index))", "index * 2", "is not made here"),
+        ("self.body(self.kind(index))", "index * 2", "are not made here"),
     ],
 )
 def test_what_cannot_be_seen_is_refused(old: str, new: str, words: str) -> None:
