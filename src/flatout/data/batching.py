@@ -54,7 +54,7 @@ class EpochBatches(Sampler[list[int]]):
         self._resume_at = 0
 
     def __len__(self) -> int:
-        """Batches of this rank in a whole epoch."""
+        """Count the batches of this rank in a whole epoch."""
         return len(self._first) // self.num_ranks
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -62,7 +62,7 @@ class EpochBatches(Sampler[list[int]]):
             yield batch.tolist()
 
     def arrays(self) -> Iterator[Longs]:
-        """The batches of this epoch as arrays of indices."""
+        """Yield the batches of this epoch as arrays of indices."""
         if self._resume_at >= len(self):
             self.epoch, self._resume_at = self.epoch + 1, 0
         order, steps = self._shuffled()
@@ -75,7 +75,7 @@ class EpochBatches(Sampler[list[int]]):
             yield order[self._first[batch] : self._last[batch]]
 
     def _shuffled(self) -> tuple[Longs, Longs]:
-        """Samples in the order of their places, and the order of the steps."""
+        """Return the samples in the order of their places, and the order of the steps."""
         if not self._shuffle:
             return np.argsort(self._buckets, kind="stable"), np.arange(len(self))
         random = np.random.default_rng([self._seed, self.epoch])
@@ -214,7 +214,7 @@ def _checked_lengths(lengths: Any) -> Longs:
 
 
 def _bucketed(lengths: Longs, spread: float) -> tuple[npt.NDArray[Any], Longs]:
-    """The bucket of every sample, 0 holding the longest; and for every place the longest of its bucket."""
+    """Return every sample's bucket, 0 for the longest; and for every place the longest of its bucket."""
     distinct, which = _distinct(np.maximum(lengths, 1))
     keys = np.floor(np.log(distinct) / np.log1p(spread)).astype(np.int64) if spread else distinct
     found, bucket_of = np.unique(-keys, return_inverse=True)
@@ -227,7 +227,7 @@ def _bucketed(lengths: Longs, spread: float) -> tuple[npt.NDArray[Any], Longs]:
 
 
 def _distinct(lengths: Longs) -> tuple[Longs, Longs]:
-    """The distinct lengths, and for every sample which of them it has; counted where that is cheap."""
+    """Return the distinct lengths, and which of them every sample has; counted where that is cheap."""
     if lengths.max() > 4 * len(lengths) + 65536:
         return np.unique(lengths, return_inverse=True)
     there = np.bincount(lengths) > 0
@@ -235,7 +235,7 @@ def _distinct(lengths: Longs) -> tuple[Longs, Longs]:
 
 
 def _following(longest: Longs, *, tokens: int, max_rows: int | None, packed: bool) -> Longs:
-    """For every place, the place after the last of a batch that begins there."""
+    """Return, for every place, the place after the last of a batch that begins there."""
     places = np.arange(len(longest))
     if packed:
         total = np.cumsum(longest)
@@ -246,7 +246,7 @@ def _following(longest: Longs, *, tokens: int, max_rows: int | None, packed: boo
 
 
 def _chain(following: Longs) -> Longs:
-    """The places at which batches begin, from 0 on."""
+    """Return the places at which batches begin, from 0 on."""
     steps, place, first = following.tolist(), 0, []
     while place < len(steps):
         first.append(place)

@@ -72,7 +72,7 @@ class PadCollate:
         return batch
 
     def _collate(self, column: Sequence[Any], field: str) -> Any:
-        """One field of all samples, or the structure of fields below it."""
+        """Collate one field of all samples, or the structure of fields below it."""
         first = column[0]
         if isinstance(first, ARRAYS) and first.ndim:
             return self._collate_arrays(column, field)
@@ -99,7 +99,7 @@ class PadCollate:
         return (_Named if named else Padded)(values, counts, mask)
 
     def _kept(self, values: Tensor, field: str) -> Tensor:
-        """The same values in the memory that was asked for."""
+        """Return the same values in the memory that was asked for."""
         if self._buffers.plain(0):  # large or not, these have their memory
             return values
         return self._buffers.empty(field, values.shape, values.dtype).copy_(values)
@@ -149,7 +149,7 @@ class PadCollate:
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
 
     def _stack(self, column: Sequence[Any], field: str, pad: Pad) -> Tensor:
-        """One number per sample."""
+        """Stack one number per sample."""
         odd = next((i for i, value in enumerate(column) if not _is_number(value)), None)
         if odd is not None:
             raise _odd_one(column, odd, field)
@@ -165,7 +165,7 @@ class PadCollate:
 
 
 def _stack_tensors(column: Sequence[Any], pad: Pad) -> Tensor:
-    """Tensors of one number each, perhaps with numbers of other kinds among them."""
+    """Stack tensors of one number each, perhaps with numbers of other kinds among them."""
     stacked = torch.stack([torch.as_tensor(value, device="cpu") for value in column]).detach()
     return stacked if pad.dtype is None else stacked.to(pad.dtype)
 
@@ -190,7 +190,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _same_kind(column: Sequence[Any], field: str) -> None:
-    """An error where a field is an array in one sample and something else in another."""
+    """Raise BadInput where a field is an array in one sample and something else in another."""
     kinds = set(map(type, column))
     first = next((kind for kind in KINDS if isinstance(column[0], kind)), None)
     if first is None:
@@ -206,7 +206,7 @@ def _same_kind(column: Sequence[Any], field: str) -> None:
 
 
 def _odd_one(column: Sequence[Any], number: int, field: str) -> BadInput:
-    """The error for a sample that differs from the first."""
+    """Make the error for a sample that differs from the first."""
     place = f"field {field!r}" if field else "the value"
     return BadInput(
         f"{place} of sample {number} is {_describe(column[number])}, of sample 0 {_describe(column[0])}"
@@ -221,7 +221,7 @@ def _values(column: Sequence[Mapping[Any, Any]], name: Any, field: str) -> list[
 
 
 def _same_fields(column: Sequence[Any], field: str) -> None:
-    """An error where a sample has more fields than the first; where it lacks one, `_values` sees it."""
+    """Raise BadInput where a sample has more fields than the first; `_values` finds one that lacks some."""
     try:
         if sum(map(len, column)) == len(column[0]) * len(column):
             return
@@ -231,7 +231,7 @@ def _same_fields(column: Sequence[Any], field: str) -> None:
 
 
 def _other_fields(column: Sequence[Any], field: str) -> BadInput:
-    """The error for a sample whose fields are not those of the first."""
+    """Make the error for a sample whose fields are not those of the first."""
     names = column[0].keys()
     for number, sample in enumerate(column):
         if not isinstance(sample, Mapping):

@@ -67,7 +67,7 @@ class DeviceDataset:
         self._rows = arrays.rows_on(self.device if on_device else None, pinned=self.device.type == "cuda")
 
     def gather(self, indices: Any) -> Any:
-        """The batch of these records, on `device`."""
+        """Gather the batch of these records, on `device`."""
         chosen = self.arrays.checked(indices)
         if self._form == "padded":
             self.arrays.check_pads(chosen, self._pads)
@@ -94,7 +94,7 @@ class DeviceDataset:
         self._sampler("set_epoch").set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the iteration stands: after the batches that were handed out."""
+        """Return where the iteration stands: after the batches that were handed out."""
         state: dict[str, Any] = self._sampler("state_dict").state_dict()
         return state
 
@@ -113,7 +113,7 @@ class DeviceDataset:
 def choose_place(
     num_bytes: int, *, device: torch.device, place: Literal["auto", "host", "device"], memory_share: float
 ) -> Decision[Place]:
-    """Whether data of `num_bytes` are kept on `device` or on the host."""
+    """Choose whether data of `num_bytes` are kept on `device` or on the host."""
     if place not in ("auto", "host", "device"):
         raise BadInput(f"place={place!r} is not 'auto', 'host' or 'device'")
     if place == "device":
@@ -130,7 +130,7 @@ def choose_place(
 
 
 def free_device_bytes(device: torch.device) -> int:
-    """What torch can still take of a GPU: free by NVML, and what its allocator holds without using it."""
+    """Return what torch can still take of a GPU: free by NVML, and unused in its allocator."""
     index = torch.empty(0, device=device).device.index  # "cuda" names no index
     gpu = next((gpu for gpu in read_gpus().computing if gpu.cuda_index == index), None)
     free = gpu.memory_free_bytes if gpu is not None else None

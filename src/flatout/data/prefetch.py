@@ -108,7 +108,7 @@ class _Copies:
         return array.to(self._device, non_blocking=True)
 
     def receive(self, sent: _Sent) -> Any:
-        """The batch, usable on the current stream."""
+        """Return the batch, ready for use on the current stream."""
         current = torch.cuda.current_stream(self._device)
         assert sent.done is not None
         current.wait_event(sent.done)
@@ -180,7 +180,7 @@ def _in_background(
 
 
 def _batches(loader: Iterable[Any]) -> Generator[Any, None, None]:
-    """The loader's batches; a worker that ended with a batch half read gets a name."""
+    """Yield the loader's batches; name a worker that ended before its batch was read."""
     try:
         yield from loader
     except (ConnectionError, EOFError) as error:

@@ -55,28 +55,28 @@ class Sequences:
 
 
 def rows(values_BND: Tensor, lengths: Any = None, *, start: Any = None) -> Piece:
-    """Of each sample the `lengths[b]` rows from `start[b]` (default: from 0, all there are)."""
+    """Take of each sample the `lengths[b]` rows from `start[b]` (default: all, from 0)."""
     if values_BND.dim() < 2:
         raise BadInput(f"rows: values of shape {tuple(values_BND.shape)} have no batch and row axes")
     return Piece(kind="rows", values=values_BND, lengths=_longs(lengths), start=_longs(start))
 
 
 def each(values_BD: Tensor, *, where: Any = None) -> Piece:
-    """One row per sample, in the samples `where` (default: all)."""
+    """Take one row per sample, in the samples `where` (default: all)."""
     if values_BD.dim() < 1:
         raise BadInput("each: a scalar has no batch axis", hint="use ragged.constant for a shared row")
     return Piece(kind="each", values=values_BD, lengths=_flags(where))
 
 
 def constant(values: Tensor, *, where: Any = None) -> Piece:
-    """Rows that all samples share: D or (1, D) for one row, (N, D) for several, in the samples `where`."""
+    """Share rows among all samples `where`: D or (1, D) for one row, (N, D) for several."""
     return Piece(kind="constant", values=values, lengths=_flags(where))
 
 
 def concat(
     pieces: Sequence[Piece], *, pad_value: float = 0, max_length: int | None = None, piece_ids: bool = False
 ) -> Sequences:
-    """The pieces of each sample one after another: B L D.
+    """Join the pieces of each sample one after another: B L D.
 
     Lengths may be lists, arrays or tensors.  Where all of them are on the host they are checked, and L is
     `max_length` or the longest sequence.  Lengths on a GPU are not read back if `max_length` is given:
@@ -97,7 +97,7 @@ def concat(
 def interleave(
     streams: Sequence[Piece], *, pad_value: float = 0, max_length: int | None = None, piece_ids: bool = False
 ) -> Sequences:
-    """Row 0 of every stream, then row 1 of every stream, and so on: B L D.
+    """Take row 0 of every stream, then row 1 of every stream, and so on: B L D.
 
     A stream that has ended is left out.  Streams are made by `rows`; lengths are as in `concat`.
     """
@@ -136,7 +136,7 @@ def interleave(
 
 
 def _turns(lengths_PB: Tensor, number: int, num_rows: int, length: int) -> Tensor:
-    """B N: the place of each row of one stream; rows that are not there get place `length`."""
+    """Return B N: the place of each row of one stream; a row that is not there gets place `length`."""
     time_N = torch.arange(num_rows, device=lengths_PB.device)
     earlier_P = torch.arange(len(lengths_PB), device=lengths_PB.device) < number
     # what comes before row t of this stream: t rows of every stream, t + 1 of those before it
@@ -152,7 +152,7 @@ def _piece_ids(placed: Placed) -> Tensor:
 
 
 def _longs(values: Any) -> Longs | Tensor | None:
-    """Whole numbers as an array where they are on the host; a compiled graph keeps its tensors."""
+    """Return whole numbers as an array where they are on the host; a compiled graph keeps its tensors."""
     if values is None:
         return None
     if isinstance(values, Tensor) and (values.device.type != "cpu" or torch.compiler.is_compiling()):

@@ -51,7 +51,7 @@ class RaggedArrays:
         self._rows = HostRows(self._fields, self._spans)
 
     def _count(self) -> int:
-        """The number of records, the same in every field; spans lie within their arrays."""
+        """Count the records, the same in every field; spans must lie within their arrays."""
         counts = {
             name: len(self._spans[name].starts) if name in self._spans else len(flat)
             for name, flat in self._fields.items()
@@ -104,7 +104,7 @@ class RaggedArrays:
         return sum(flat.nbytes for flat in self._fields.values()) + sum(spans.values())
 
     def lengths(self, field: str | None = None) -> Longs:
-        """Rows of every record in `field`; the only ragged field needs no name."""
+        """Return the rows of every record in `field`; the only ragged field needs no name."""
         if field is None:
             if len({id(span) for span in self._spans.values()}) != 1:
                 raise BadInput("name the field", hint=f"ragged fields: {sorted(self._spans)}")
@@ -117,7 +117,7 @@ class RaggedArrays:
         return self._num_records
 
     def __getitem__(self, index: int) -> dict[str, Array]:
-        """One record, as views of the flat arrays."""
+        """Return one record, as views of the flat arrays."""
         if not -len(self) <= index < len(self):
             raise IndexError(f"record {index} of {len(self)}")
         record = {}
@@ -132,18 +132,18 @@ class RaggedArrays:
     def padded(
         self, indices: Any, *, pads: Mapping[str, Pad] | None = None, fields: Sequence[str] | None = None
     ) -> dict[str, Any]:
-        """Many records at once, ragged fields padded: B L ....; `pads` as for `PadCollate`."""
+        """Return many records at once, ragged fields padded: B L ....; `pads` as for `PadCollate`."""
         pads = pads or {}
         chosen = self.checked(indices)
         self.check_pads(chosen, pads)
         return self._rows.padded(chosen, self.checked_names(fields), pads)
 
     def packed(self, indices: Any, *, fields: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
-        """Many records at once, end to end without padding, each with its `<field>_offsets` (B + 1)."""
+        """Return many records end to end without padding, each with its `<field>_offsets` (B + 1)."""
         return self._rows.packed(self.checked(indices), self.checked_names(fields))
 
     def rows_on(self, device: torch.device | None, *, pinned: bool = False) -> HostRows | DeviceRows:
-        """What gathers: with the arrays copied to `device`, or left where they are."""
+        """Return what gathers: from arrays copied to `device`, or left where they are."""
         if device is not None:
             return DeviceRows(self._fields, self._spans, device)
         return HostRows(self._fields, self._spans, buffers=Buffers(pinned=pinned, reuse=None))

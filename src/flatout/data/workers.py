@@ -46,7 +46,7 @@ class WorkerTrials:
         return statistics.median(self.batch_s)
 
     def step_s(self, step_s: float | None) -> float:
-        """A training step with this loader: without workers it loads first, with them at the same time."""
+        """Return a training step's time: without workers it loads first, with them at the same time."""
         if step_s is None:
             return self.load_s
         return step_s + self.load_s if self.workers == 0 else max(step_s, self.load_s)
@@ -62,7 +62,7 @@ def choose_workers(
     loader: Callable[..., Any] = DataLoader,
     **loader_options: Any,
 ) -> Decision[int]:
-    """The number of workers that feeds a training step fastest, by interleaved trials.
+    """Choose the number of workers that feeds a training step fastest, by interleaved trials.
 
     `step_s` is the time of a step without its loader; with it the choice is the fewest workers that hide
     the loading behind it.  `candidates` default to 0, 1, 2, 4, ... up to the cores this process may use.
@@ -100,7 +100,7 @@ def _candidates(candidates: Sequence[int] | None, host: HostFacts) -> list[int]:
 
 
 def _run(trials: WorkerTrials, make: Callable[[int], Any], *, num_warm: int, trial_s: float) -> None:
-    """One trial: past the batches that start-up and prefetching hide, then as many as the time allows."""
+    """Run one trial: skip the batches that start-up and prefetching hide, then time some more."""
     batches = iter(make(trials.workers))
     warm = list(itertools.islice(batches, num_warm))
     if not warm:
@@ -123,7 +123,7 @@ def _run(trials: WorkerTrials, make: Callable[[int], Any], *, num_warm: int, tri
 
 
 def _worker_bytes() -> int | None:
-    """Memory that a child process has to itself, the largest of them."""
+    """Return the most memory that a child process has to itself."""
     found = []
     for child in psutil.Process().children():
         try:
@@ -134,7 +134,7 @@ def _worker_bytes() -> int | None:
 
 
 def _does_not_fit(queued: int, workers: int, trials: Sequence[WorkerTrials], host: HostFacts) -> str | None:
-    """Why so many workers would not fit, judged by what fewer of them took; None if they would."""
+    """Say why so many workers would not fit, judging by fewer; None if they would."""
     known = [each for each in trials if each.batch_s]
     if not workers or not known:
         return None

@@ -87,12 +87,12 @@ class Rows:
 
     @classmethod
     def plain(cls, num_rows: int) -> Rows:
-        """Rows that all run the plain model."""
+        """Make rows that all run the plain model."""
         return cls((None,) * num_rows)
 
     @classmethod
     def grouped(cls, num_variants: int, *, size: int, antithetic: bool = False) -> Rows:
-        """`size` rows for each variant, in order; if antithetic, the second half of each has sign -1."""
+        """Make `size` rows for each variant, in order; if antithetic, the second half has sign -1."""
         if antithetic and size % 2:
             raise BadInput(
                 f"{size} rows cannot be halved into an antithetic pair", hint="give an even number"
@@ -136,7 +136,7 @@ class Rows:
         return Groups(num=num, size=size, antithetic=True) if is_positive == half * num else None
 
     def tables(self, device: torch.device | str = "cpu") -> RowTables:
-        """The tensors that kernels read, on `device`."""
+        """Make the tensors that kernels read, on `device`."""
         import torch
 
         signs = self.signs or (1,) * len(self)
@@ -165,5 +165,5 @@ class RowTables:
         self.sign[where] = fresh.sign
 
     def take(self, rows: Tensor) -> RowTables:
-        """The tables of some rows, by index: what a prefill of those slots reads."""
+        """Return the tables of some rows, by index: a prefill of those slots reads them."""
         return RowTables(index=self.index[rows], sign=self.sign[rows])

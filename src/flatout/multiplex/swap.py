@@ -59,7 +59,7 @@ class _Change:
     plain: nn.Module | None = None  # a norm of unknown kind, to be called with other weights
 
     def vector(self, name: str, x: Tensor) -> Tensor | None:
-        """gain * vector of each row in float32, shaped to go with x [rows, ..., width]."""
+        """Return gain * vector of each row in float32, shaped to go with x [rows, ..., width]."""
         if name not in self.vectors:
             return None
         values, rows = self.vectors[name]
@@ -184,7 +184,7 @@ class _Tables:
 
 
 def _parts(name: str) -> list[str]:
-    """a.q+k+v -> a.q, a.k, a.v"""
+    """Split a stacked name: a.q+k+v -> a.q, a.k, a.v."""
     prefix, dot, last = name.rpartition(".")
     return [f"{prefix}{dot}{part}" for part in last.split("+")]
 
@@ -224,7 +224,7 @@ def takes_vectors(module: nn.Module) -> bool:
 
 
 def _widths(module: nn.Module) -> tuple[int, int]:
-    """(in, out) of a linear module."""
+    """Return (in, out) of a linear module."""
     weight = module.get_parameter("weight")
     return (
         (weight.shape[1], weight.shape[0])
@@ -275,11 +275,11 @@ def _parents_with_a_fast_path(
 
 
 def _do_nothing(module: nn.Module, inputs: Any) -> None:
-    """Stand in a list of hooks."""
+    """Occupy a list of hooks."""
 
 
 def _multiplexed_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """A subclass that reads the change of its instance; made once, for compiled code is bound to a class."""
+    """Make a subclass that reads its instance's change; once, since compiled code is bound to a class."""
     if kind in _CLASSES:
         return _CLASSES[kind]
     if kind is nn.LayerNorm or kind is nn.RMSNorm:
@@ -314,7 +314,7 @@ def _linear(self: Any, x: Tensor) -> Tensor:
 
 
 def _torch_norm(self: Any, x: Tensor) -> Tensor:
-    """The plain result plus what the noise adds: an unperturbed row keeps its bits."""
+    """Add what the noise adds to the plain result: an unperturbed row keeps its bits."""
     change: _Change = getattr(self, _ATTRIBUTE)
     if isinstance(self, nn.LayerNorm):
         y = F.layer_norm(x, self.normalized_shape, self.weight, self.bias, self.eps)
@@ -328,7 +328,7 @@ def _torch_norm(self: Any, x: Tensor) -> Tensor:
 
 
 def _other_norm(self: Any, x: Tensor) -> Tensor:
-    """A model's own norm, called with a weight for each row; its formula broadcasts, whatever it is."""
+    """Call a model's own norm with a weight for each row: any norm's formula broadcasts."""
     change: _Change = getattr(self, _ATTRIBUTE)
     assert change.plain is not None
     noise = {name: change.vector(name, x) for name in change.vectors}

@@ -80,7 +80,7 @@ class _Steer:
         return with_hidden(output, self.add, name=self.name)
 
     def add(self, hidden: Tensor) -> Tensor:
-        """Hidden states [rows, ..., width] with each row's vector."""
+        """Add each row's vector to hidden states [rows, ..., width]."""
         num_rows, width = len(self.tables.index), self.vectors.shape[-1]
         if num_rows not in (1, hidden.shape[0]) or hidden.shape[-1] != width:
             raise BadInput(
@@ -100,7 +100,7 @@ class _Steer:
         return torch.where(where.view(*where.shape, *ones), hidden + own.view(num_rows, *ones, width), hidden)
 
     def chosen(self, gain: Tensor, hidden: Tensor) -> Tensor:
-        """Where to add: [rows, 1], or [rows, tokens] with a mask of positions."""
+        """Return where to add: [rows, 1], or [rows, tokens] with a mask of positions."""
         if self.positions is None:
             return gain.ne(0)
         positions = self.positions if isinstance(self.positions, Tensor) else self.positions()
@@ -113,7 +113,7 @@ class _Steer:
 
 
 def with_hidden(output: Any, change: Callable[[Tensor], Tensor], *, name: str) -> Any:
-    """What a layer gave with other hidden states: a tensor, or a tuple that begins with one."""
+    """Change the hidden states in a layer's output: a tensor, or a tuple that begins with one."""
     if isinstance(output, Tensor):
         return change(output)
     if not isinstance(output, tuple) or not output or not isinstance(output[0], Tensor):
@@ -126,7 +126,7 @@ def with_hidden(output: Any, change: Callable[[Tensor], Tensor], *, name: str) -
 
 
 def _of_layers(table: Tensor, *, num_layers: int) -> list[Tensor]:
-    """The [variants, width] of each layer."""
+    """Return the [variants, width] of each layer."""
     if table.ndim == 2:
         return [table] * num_layers
     if table.ndim != 3 or len(table) != num_layers:

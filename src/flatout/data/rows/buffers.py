@@ -67,7 +67,7 @@ class Buffers:
         return self._pinned and torch.cuda.is_available()
 
     def empty(self, field: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A tensor for `field` that nothing else uses."""
+        """Return a tensor for `field` that nothing else uses."""
         num_bytes = math.prod(shape) * dtype.itemsize
         if self._shares:
             storage = torch.UntypedStorage._new_shared(num_bytes)
@@ -81,7 +81,7 @@ class Buffers:
         return torch.empty(tuple(shape), dtype=dtype)
 
     def _idle(self, field: str, num_bytes: int) -> Tensor:
-        """Bytes of a kept buffer.  The tensor's storage refers to the buffer, and so do all its views."""
+        """Return bytes of an idle buffer; the storage and all views of the tensor refer to the buffer."""
         kept = self._kept.setdefault(field, [])
         for number in range(len(kept)):
             if _references(kept, number) == IDLE_REFERENCES:

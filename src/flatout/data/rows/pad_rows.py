@@ -61,7 +61,7 @@ class PadRows:
         self._padding: dict[tuple[Any, ...], PaddingRows] = {}
 
     def __call__(self, column: Sequence[Any], *, pad: Pad, field: str) -> tuple[Tensor, list[int]]:
-        """The arrays (or tensors) padded to one length, and the rows each of them has in it."""
+        """Pad arrays or tensors to one length; return them and the rows of each."""
         stacked = self._stack(column, pad, field)
         if stacked is not None:
             return stacked, [stacked.size(1)] * len(column)
@@ -82,7 +82,7 @@ class PadRows:
         return self.buffers.empty(field, shape, pad.dtype).copy_(values), lengths
 
     def _write(self, rows: _Rows, *, same: bool) -> Tensor:
-        """The batch in the dtype of the samples, or if they have several in the one asked for."""
+        """Write the batch in the samples' dtype, or in the dtype asked for where they have several."""
         first, shape = rows.samples[0], rows.shape
         parallel = math.prod(shape[1:]) >= PARALLEL_ELEMENTS and torch.get_num_threads() > 1
         if isinstance(first, Tensor):
@@ -100,7 +100,7 @@ class PadRows:
         return self._concatenate(rows, same=same)
 
     def _stack(self, column: Sequence[Any], pad: Pad, field: str) -> Tensor | None:
-        """The batch by one call of torch.stack, where tensors look equal in length and are."""
+        """Make the batch by one call of torch.stack, where tensors are equal in length."""
         first = column[0]
         if not isinstance(first, Tensor) or not first.is_cpu or pad.dtype not in (None, first.dtype):
             return None
@@ -122,7 +122,7 @@ class PadRows:
             return None
 
     def _join(self, rows: _Rows) -> Tensor | None:
-        """The batch as one bytes-like object; None where a sample is not contiguous."""
+        """Join the batch as one bytes-like object; None where a sample is not contiguous."""
         try:
             joined = bytearray().join(self._pieces(rows, form="bytes"))
         except (BufferError, TypeError, ValueError):
@@ -157,7 +157,7 @@ class PadRows:
             return values
 
     def _pieces(self, rows: _Rows, *, form: str) -> Sequence[Any]:
-        """Samples and their padding in the order of the batch's memory."""
+        """Return samples and their padding in the order of the batch's memory."""
         column, lengths, shape, pad = rows.samples, rows.lengths, rows.shape, rows.pad
         if lengths.count(shape[1]) == len(lengths):
             return column
@@ -176,7 +176,7 @@ class PadRows:
 
 
 def pad_lists(samples: Sequence[Sequence[Any]], *, pad: Pad, field: str) -> tuple[Tensor, list[int]]:
-    """Lists of numbers (or of equal lists of numbers) padded to one length, and the rows of each."""
+    """Pad lists of numbers, or of equal lists of numbers, to one length; return the rows of each too."""
     samples, lengths = cut(samples, list(map(len, samples)), pad, field)
     try:
         values = np.array(list(chain.from_iterable(samples)))
@@ -195,13 +195,13 @@ def pad_lists(samples: Sequence[Sequence[Any]], *, pad: Pad, field: str) -> tupl
 
 
 def mask_of(lengths: Sequence[int], length: int, pad: Pad) -> Tensor:
-    """B L, True where a row comes from a sample."""
+    """Return B L, True where a row comes from a sample."""
     places = np.arange(length) if pad.side == "right" else np.arange(length)[::-1]
     return torch.from_numpy(places < np.array(lengths, dtype=np.int64)[:, None])
 
 
 def cut(samples: Sequence[Any], lengths: list[int], pad: Pad, field: str) -> tuple[Sequence[Any], list[int]]:
-    """Samples within `max_length`."""
+    """Cut samples to `max_length`."""
     if pad.max_length is None or max(lengths) <= pad.max_length:
         return samples, lengths
     if not pad.truncate:
@@ -215,7 +215,7 @@ def cut(samples: Sequence[Any], lengths: list[int], pad: Pad, field: str) -> tup
 
 
 def _common_shape(column: Sequence[Any], field: str) -> tuple[list[int], tuple[int, ...]]:
-    """Rows of every sample and the trailing axes they share, or an error that names the odd one."""
+    """Return every sample's rows and the trailing axes they share; BadInput names the odd one."""
     if len(column[0].shape) == 1 and set(map(_ndim_of, column)) == {1}:
         return list(map(Tensor.numel if isinstance(column[0], Tensor) else len, column)), ()
     shapes = list(map(_shape_of, column))

@@ -60,7 +60,7 @@ class Pad:
             raise BadInput("Pad: " + "; ".join(wrong))
 
     def length_of(self, longest: int) -> int:
-        """Rows of a batch whose longest sample has `longest` rows."""
+        """Return the rows of a batch whose longest sample has `longest` rows."""
         rounded = round_up(longest, self.multiple)
         return rounded if self.max_length is None else min(rounded, self.max_length)
 
@@ -99,7 +99,7 @@ class PaddingRows:
         self._views: list[Any] = []
 
     def beside(self, lengths: Sequence[int], length: int) -> list[Any]:
-        """What pads samples of `lengths` to `length`."""
+        """Return what pads samples of `lengths` to `length`."""
         if length > self._num_rows:
             self._make_rows(max(length, 2 * self._num_rows))
         step = self._bytes_per_row if self._form == "bytes" else 1
@@ -113,7 +113,7 @@ _TORCH_DTYPES: dict[Any, torch.dtype] = {}
 
 
 def torch_dtype(dtype: np.dtype[Any], field: str) -> torch.dtype:
-    """Torch's counterpart of a NumPy dtype, or an error that names the field."""
+    """Return torch's counterpart of a NumPy dtype, or an error that names the field."""
     found = _TORCH_DTYPES.get(dtype)
     if found is None:
         try:
@@ -124,7 +124,7 @@ def torch_dtype(dtype: np.dtype[Any], field: str) -> torch.dtype:
 
 
 def numpy_dtype(dtype: torch.dtype, field: str) -> np.dtype[Any]:
-    """NumPy's counterpart of a torch dtype, or an error that names the field."""
+    """Return NumPy's counterpart of a torch dtype, or an error that names the field."""
     try:
         return torch.empty(0, dtype=dtype).numpy().dtype
     except TypeError as error:

@@ -70,7 +70,7 @@ class PieceTable:
         self._place_rows()
 
     def _checked_rows(self, number: int, piece: Piece) -> int:
-        """Rows of one sample in a piece, or an error that names the piece."""
+        """Return the rows of one sample in a piece; BadInput names the piece."""
         shape = tuple(piece.values.shape)
         leading = {"rows": 2, "each": 1}.get(piece.kind, len(shape) - len(self.item))
         if shape[leading:] != tuple(self.item) or not 0 <= leading <= 2:
@@ -89,7 +89,7 @@ class PieceTable:
         return shape[1] if piece.kind == "rows" else 1
 
     def _checked_spans(self) -> tuple[Longs, Longs]:
-        """P B: rows of each piece and the first of them, all of them there."""
+        """Return P B: rows of each piece and the first of them; BadInput where a piece lacks some."""
         lengths = np.empty((len(self.pieces), self.batch), dtype=np.int64)
         start = np.zeros_like(lengths)
         for number, (piece, num_rows) in enumerate(zip(self.pieces, self.num_rows, strict=True)):
@@ -110,7 +110,7 @@ class PieceTable:
         return lengths, start
 
     def _bounded_spans(self) -> tuple[Tensor, list[Tensor | None]]:
-        """Rows of each piece (P B) and the first of them, cut to the rows that are there.
+        """Return the rows of each piece (P B) and the first of them, cut to the rows that are there.
 
         Only numbers go to the device here, never memory of the host: a CUDA graph may hold this.
         """
@@ -130,7 +130,7 @@ class PieceTable:
         return torch.stack(lengths), start
 
     def _place_rows(self) -> None:
-        """Long pieces first in the table, then rows of single samples, then shared ones."""
+        """Put long pieces first in the table, then rows of single samples, then shared ones."""
         self.first_row = [0] * len(self.pieces)
         self._sources: list[Tensor] = []
         end = 0
@@ -174,7 +174,7 @@ class PieceTable:
         return shared.reshape(self.batch * num_rows, *self.item)
 
     def sources(self) -> list[Tensor]:
-        """The tensors that make the table, in their common dtype."""
+        """Return the tensors that make the table, in their common dtype."""
         dtype = self._sources[0].dtype
         for source in self._sources[1:]:
             dtype = torch.promote_types(dtype, source.dtype)
@@ -219,13 +219,13 @@ class PieceTable:
         return Placed(index_BL.flatten(), starts_PB, ends_PB[-1], length)
 
     def base_on_host(self) -> Longs:
-        """P B: the table row at which each piece begins."""
+        """Return P B: the table row at which each piece begins."""
         first_P1, num_rows_P1 = np.array(self.first_row)[:, None], np.array(self.num_rows)[:, None]
         base: Longs = first_P1 + num_rows_P1 * np.arange(self.batch) + self.start
         return base
 
     def base_on_device(self) -> Tensor:
-        """The same on the device."""
+        """Return the same on the device."""
         columns = []
         for first, num_rows, start in zip(self.first_row, self.num_rows, self.start, strict=True):
             rows = torch.arange(
@@ -235,7 +235,7 @@ class PieceTable:
         return torch.stack(columns)
 
     def checked_length(self, total_B: Longs, max_length: int | None) -> int:
-        """L; a sequence that does not fit into `max_length` is an error."""
+        """Return L; BadInput where a sequence does not fit into `max_length`."""
         longest = int(total_B.max(initial=0))
         if max_length is None:
             return longest
@@ -246,12 +246,12 @@ class PieceTable:
 
 
 def _longest(lengths_B: Tensor) -> int:
-    """Read back from the device: the only place that waits for it, and only without `max_length`."""
+    """Read the longest back from the device: the only wait for it, and only without `max_length`."""
     return int(lengths_B.max()) if lengths_B.numel() else 0
 
 
 def _sent(part: Longs | Tensor, device: torch.device) -> Tensor:
-    """On the device, without waiting for its work."""
+    """Copy to the device without waiting for its work."""
     if isinstance(part, Tensor):
         return part.to(device)
     _refuse_capture(device)
@@ -267,7 +267,7 @@ def _refuse_capture(device: torch.device) -> None:
 
 
 def gather_rows(sources: Sequence[Tensor], index: Tensor, *, pad_value: float) -> Tensor:
-    """The rows `index` names, of `sources` laid end to end with a row of `pad_value` after the last.
+    """Gather rows `index` of `sources`, laid end to end with a row of `pad_value` after the last.
 
     `index` may name the last row, the padding, any number of times and every other row once.
     """
@@ -279,7 +279,7 @@ def gather_rows(sources: Sequence[Tensor], index: Tensor, *, pad_value: float) -
 
 
 def _table(sources: Sequence[Tensor]) -> Tensor:
-    """All rows end to end; small tensors first among themselves.
+    """Lay all rows end to end; small tensors are joined first.
 
     Shared rows come as expanded views, and one such view takes torch's fast copy from all the others.
     """

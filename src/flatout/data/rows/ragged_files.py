@@ -64,7 +64,7 @@ def write(fields: Mapping[str, Array], spans: Mapping[str, Span], path: Path) ->
 
 
 def read(path: Path) -> tuple[dict[str, Array], dict[str, tuple[Array, Array]]]:
-    """The fields and spans of `path`, mapped into memory."""
+    """Map the fields and spans of `path` into memory."""
     if not path.exists():
         raise BadInput(f"{path} does not exist")
     arrays, note = _read_folder(path) if path.is_dir() else _read_safetensors(path)
@@ -149,7 +149,7 @@ class _Column:
         self._handle.write(np.ascontiguousarray(array).data if array.size else b"")
 
     def finish(self, *, ragged: bool) -> tuple[Array, Array | None]:
-        """The flat array, mapped; and the rows of each record, None for a fixed field."""
+        """Return the flat array, mapped; and the rows of each record, None for a fixed field."""
         self._handle.close()
         assert self._first is not None
         lengths = np.array(self._lengths, dtype=np.int64)
@@ -163,7 +163,7 @@ class _Column:
 
 
 def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], *, offset: int) -> Array:
-    """An array over a part of a file.  Copy on write: torch wants memory it could write to."""
+    """Map a part of a file as an array.  Copy on write: torch wants memory it could write to."""
     if not int(np.prod(shape)):
         return np.empty(shape, dtype)
     return np.memmap(path, dtype=dtype, mode="c", offset=offset, shape=shape)
@@ -214,7 +214,7 @@ def _write_safetensors(arrays: Mapping[str, Array], note: Mapping[str, Any], fil
 
 
 def _write_rows(array: Array, handle: IO[bytes]) -> None:
-    """In chunks: a mapped array may be larger than memory."""
+    """Write in chunks: a mapped array may be larger than memory."""
     rows = max(1, CHUNK_BYTES // max(1, array.nbytes // max(1, len(array))))
     for first in range(0, len(array), rows):
         handle.write(np.ascontiguousarray(array[first : first + rows]).tobytes())

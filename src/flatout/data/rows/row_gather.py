@@ -70,7 +70,7 @@ class HostRows:
         return batch
 
     def _padded(self, name: str, starts: Longs, lengths: Longs, pad: Pad) -> Tensor:
-        """Short records by one index."""
+        """Gather short records by one index."""
         flat = self._fields[name]
         source = torch_dtype(flat.dtype, name)
         converted = pad.dtype not in (None, source)
@@ -153,7 +153,7 @@ class DeviceRows:
         return batch
 
     def _places(self, name: str, chosen: Tensor, length: int, pad: Pad) -> tuple[Tensor, Tensor, Tensor]:
-        """Which flat row stands at each place, whether one does, and the rows of each record."""
+        """Return which flat row stands at each place, whether one does, and the rows of each record."""
         starts, lengths = (part.index_select(0, chosen) for part in self._spans[name])
         lengths = lengths.clamp(max=length)
         places = torch.arange(length, device=self._device).expand(len(chosen), -1)
@@ -223,7 +223,7 @@ def _slices(flat: Array, starts: Longs, lengths: Longs) -> list[Array]:
 
 
 def _consecutive(starts: Longs, lengths: Longs) -> Longs:
-    """The numbers of all rows of all records, one record after another."""
+    """Return the numbers of all rows of all records, one record after another."""
     ends = np.cumsum(lengths)
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(ends[-1] if len(ends) else 0)
 
@@ -235,7 +235,7 @@ def _take(flat: Array, rows: Longs, out: Array) -> None:
 
 
 def _words(flat: Array, out: Array, *, rows: int = 1) -> tuple[Array, Array]:
-    """Both arrays with each row as one word, if a word is as wide as a row; else as they are.
+    """View each row of both arrays as one word, if a word is as wide as a row; else leave them.
 
     `rows` is the number of axes before a row of `out`; `flat` has one.
     """

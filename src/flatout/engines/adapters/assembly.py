@@ -149,7 +149,7 @@ class AdapterAssembly:
         return found
 
     def rows(self, name: str, split: str, *, number: int | None = None) -> TaskSplit:
-        """A split of a task as numbers, made once; training rows with nothing to learn are left out.
+        """Return a split of a task as numbers, made once; training leaves out rows with nothing to learn.
 
         Where only a `number` of rows is asked for, they are the same on every rank and after a resume.
         """
@@ -183,14 +183,14 @@ class AdapterAssembly:
         return TaskSplit(examples=examples, records=records)
 
     def modules(self) -> dict[str, nn.Module]:
-        """What is trained beside the adapters, by the prefix of its weights."""
+        """Return the modules that train beside the adapters, by the prefix of their weights."""
         found: dict[str, nn.Module] = {f"heads/{name}": part.head for name, part in self.parts.items()}
         if self.decoder is not None:
             found["decoder"] = self.decoder
         return {**found, "router": self.router}
 
     def weights(self, only: tuple[str, ...] | None = None) -> dict[str, Tensor]:
-        """All trained weights under their names, as they are; `only` some tasks' adapters and heads."""
+        """Return all trained weights by name, as they are; `only` limits them to some tasks."""
         found: dict[str, Tensor] = {}
         for name in only if only is not None else self.names:
             found |= {f"adapters/{name}/{key}": value for key, value in self.bank.state_dict(name).items()}
@@ -201,7 +201,7 @@ class AdapterAssembly:
         return found
 
     def module_weights(self, prefix: str) -> dict[str, Tensor]:
-        """The weights of one module under their names; none where the run has no such module."""
+        """Return the weights of one module by name; none where the run has no such module."""
         module = self.modules().get(prefix)
         return {} if module is None else _with_prefix(prefix, module)
 
@@ -228,12 +228,12 @@ class AdapterAssembly:
             module.train(mode)
 
     def loss(self, adapter: int, states_BLH: Tensor, batch: Any) -> Tensor:
-        """The loss of one task's batch, by the number of its adapter."""
+        """Compute the loss of one task's batch, by the number of its adapter."""
         part = self.parts[self.names[adapter]]
         return part.task.loss(part.head, states_BLH, batch)
 
     def features(self, examples: Sequence[Example]) -> Tensor:
-        """What the router sees of examples, on the device; computed once per run folder."""
+        """Return what the router sees of examples, on the device; computed once per run folder."""
         return features_of(
             self.encoder,
             examples,
@@ -294,7 +294,7 @@ class AdapterAssembly:
 
 
 def make_task(settings: AdaptSettings, name: str) -> AdapterTask:
-    """The task of this name in the settings."""
+    """Make the task of this name in the settings."""
     folder = None if settings.tasks_folder is None else Path(settings.tasks_folder)
     given = settings.tasks[name]
     return task_named(given.kind or name, folder=folder, **given.settings)
@@ -338,12 +338,12 @@ def check_encoder(found: PhaseCheckpoint, model: str) -> None:
 
 
 def seed_of(seed: int, *names: str | int) -> int:
-    """A seed that depends on the run's seed and a name."""
+    """Derive a seed from the run's seed and some names."""
     return zlib.crc32("/".join(map(str, (seed, *names))).encode())
 
 
 def weights_under(weights: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The weights below a prefix, without it."""
+    """Return the weights whose names begin with a prefix, without it."""
     return {
         name.removeprefix(f"{prefix}/"): value
         for name, value in weights.items()

@@ -83,7 +83,7 @@ def _check_owner(path: Path, *, run: Path, what: str) -> None:
 
 
 def loop_weights(module: nn.Module) -> dict[str, Tensor] | None:
-    """The weights of linear layers with GELU between, numbered; None for any other module."""
+    """Number the weights of linear layers with GELU between them; None for any other module."""
     leaves = [each for each in module.modules() if not list(each.children())]
     linears = [each for each in leaves if isinstance(each, nn.Linear)]
     between = [each for each in leaves if not isinstance(each, nn.Dropout)][1::2]
@@ -96,7 +96,7 @@ def loop_weights(module: nn.Module) -> dict[str, Tensor] | None:
 
 
 def router_weights(router: Router) -> dict[str, Tensor]:
-    """The router as a loop over linear layers: of a normalised feature, to calibrated logits."""
+    """Return the router as linear layers that take a normalised feature to calibrated logits."""
     norm = router.trunk[0]
     assert isinstance(norm, nn.LayerNorm)
     layers: list[tuple[Tensor, Tensor]] = [

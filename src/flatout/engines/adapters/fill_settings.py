@@ -44,7 +44,7 @@ def fill_settings(
 
 
 def _from_adapter(given: TaskSettings, kept: Mapping[str, Any], *, name: str) -> TaskSettings:
-    """A task's settings with those of the adapter it begins from."""
+    """Complete a task's settings with those of the adapter it begins from."""
     if given.init is None:
         return given
     brought: dict[str, Any] = {key: kept.get(key) for key in OF_ADAPTER}

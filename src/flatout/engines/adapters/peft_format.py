@@ -97,7 +97,7 @@ def load_adapter(bank: AdapterBank, name: str, adapter: PeftAdapter) -> None:
 
 
 def _ending(module: str) -> str:
-    """A module's name from the number of its layer on; all of it where it has none."""
+    """Return a module's name from its layer number on; all of it where it has none."""
     found = FROM_LAYER.search(module)
     return found[0] if found else module
 
@@ -164,5 +164,5 @@ def export(bank: AdapterBank, name: str, folder: Path, *, base_model_name: str) 
 
 
 def _whole(value: float) -> float | int:
-    """A number as PEFT writes it: without a fraction where it has none."""
+    """Return a number as PEFT writes it: without a fraction where it has none."""
     return int(value) if value == int(value) else value

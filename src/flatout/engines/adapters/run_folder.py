@@ -89,12 +89,12 @@ def _phase_status(
 
 
 def latest_checkpoints(out: Path) -> dict[str, PhaseCheckpoint | None]:
-    """The last checkpoint of every phase."""
+    """Return the last checkpoint of every phase."""
     return {phase: checkpoints_of(out, phase).latest() for phase in PHASES}
 
 
 def furthest(out: Path) -> PhaseCheckpoint:
-    """The last checkpoint of the last phase that has one: its best weights are what the run can do."""
+    """Return the last checkpoint of the last phase that has one: it holds the run's best weights."""
     found = [each for each in latest_checkpoints(out).values() if each is not None]
     if not found:
         raise _no_run(out)
@@ -102,7 +102,7 @@ def furthest(out: Path) -> PhaseCheckpoint:
 
 
 def saved_settings(out: Path) -> Mapping[str, Any] | None:
-    """The settings of the last checkpoint in a folder; None before the first."""
+    """Return the settings of the last checkpoint in a folder; None before the first."""
     found = [each for each in latest_checkpoints(out).values() if each is not None]
     return found[-1].state.config if found else None
 
@@ -115,7 +115,7 @@ def settings_of(
     top_k: int | None = None,
     threshold: float | None = None,
 ) -> AdaptSettings:
-    """The settings of the run in a folder; where it lies, what it runs on and how it routes may change."""
+    """Return the settings of the run in a folder, with another model, device or routing if given."""
     kept = furthest(out).state.config
     asked = {"top_k": top_k, "threshold": threshold}
     routing = {name: value for name, value in asked.items() if value is not None}
@@ -124,7 +124,7 @@ def settings_of(
 
 
 def without_adapters(settings: AdaptSettings) -> AdaptSettings:
-    """The same run with heads alone, in a folder of its own."""
+    """Return the settings of the same run with heads alone, in its own folder."""
     return dataclasses.replace(settings, heads_only=True, out=str(settings.folder / HEADS_ONLY))
 
 

@@ -202,7 +202,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def make_settings(given: Mapping[str, Any]) -> AdaptSettings:
-    """Settings from the keys that are given; a missing one has its default."""
+    """Make settings from the given keys; a missing key has its default."""
     known = {name: value for name, value in given.items() if value is not None}
     if not known.get("tasks"):
         raise BadInput("no tasks are given", hint="tasks: {sentiment: {}, qa: {}} in the settings file")
@@ -212,7 +212,7 @@ def make_settings(given: Mapping[str, Any]) -> AdaptSettings:
 
 
 def _with_rank(task: Any) -> Any:
-    """A task's table with a rank, unless an adapter brings its own."""
+    """Give a task's table a rank, unless an adapter brings its own."""
     if not isinstance(task, Mapping) or task.get("init") or task.get("rank") is not None:
         return task
     return {**task, "rank": DEFAULT_RANK}

@@ -176,18 +176,18 @@ class Eggroll:
         return self.epoch // self._noise_reuse
 
     def member(self, index: int) -> tuple[int, int]:
-        """The variant whose noise a member runs, and with which sign."""
+        """Return the variant whose noise a member runs, and with which sign."""
         return (index // 2, -1 if index % 2 else 1) if self.antithetic else (index, 1)
 
     def delta(self, name: str, index: int) -> Tensor:
-        """What a member adds to the target `name`, formed in float32 [out, in]."""
+        """Return what a member adds to the target `name`, in float32 [out, in]."""
         variant, sign = self._strength(index)
         drawn = self._noise.factors(name, variants=range(variant, variant + 1), epoch=self.noise_epoch)
         return drawn.delta(0) * sign
 
     @contextlib.contextmanager
     def formed(self, index: int | None) -> Iterator[None]:
-        """Inside, the weights are those of a member, really formed: slow, and what the rest is held against.
+        """Inside the block, form the weights of a member: slow, and the reference for all the rest.
 
         None leaves them as they are.  Vectors with noise of their own stay without it.
         """
@@ -204,7 +204,7 @@ class Eggroll:
 
     @contextlib.contextmanager
     def forward(self, *, rows_per_member: int = 1, members: range | None = None) -> Iterator[nn.Module]:
-        """Inside, the model runs a batch of `rows_per_member` rows for each member, in the members' order."""
+        """Inside the block, the model runs `rows_per_member` rows for each member, in the members' order."""
         if isinstance(self.model, Decoder):
             raise BadInput(
                 "a Decoder has no forward of its own", hint="make it with the model, or call generate"
@@ -234,7 +234,7 @@ class Eggroll:
         eos: Sequence[int] | None = None,
         mode: Mode = "auto",
     ) -> list[list[Completion]]:
-        """The completions of every prompt by every member, [members][prompts].
+        """Complete every prompt with every member, [members][prompts].
 
         `members` runs a part of the population; `capacity` is the most members that any such part has.
         `plain` runs the weights themselves, as the only member.  `slots` rows run at once.  `eos` are the
@@ -309,7 +309,7 @@ class Eggroll:
         return tally.statistics(rewards)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the next epoch depends on, beside `epoch` and the arguments."""
+        """Return all that the next epoch depends on, beside `epoch` and the arguments."""
         found = self.masters.tensors()
         if self._previous is not None:
             found["previous/coefficients"] = self._previous[0]
@@ -325,7 +325,7 @@ class Eggroll:
             self._previous = tensors["previous/coefficients"], int(tensors["previous/epoch"])
 
     def _strength(self, index: int) -> tuple[int, float]:
-        """The variant of a member, and its sign times what sigma is of the one in the factors."""
+        """Return the variant of a member, and its sign times sigma over the sigma in the factors."""
         variant, sign = self.member(index)
         return variant, sign * (self._sigma / self._drawn_sigma)
 
@@ -369,7 +369,7 @@ class Eggroll:
         return tuple((name,) for name in self._others)
 
     def _generating(self, wanted: dict[str, Any], variants: range, *, capacity: int) -> Generator:
-        """The generator at hand, or another where it was made for something else."""
+        """Return the generator at hand, or make another where it does not fit."""
         if self.decoder is None:
             raise BadInput(
                 f"a {type(self.model).__name__} is not a causal language model",
@@ -388,7 +388,7 @@ class Eggroll:
 
 
 def check(*, population: int, rank: int, sigma: float, antithetic: bool, noise_reuse: int = 1) -> None:
-    """Every value that no population can have, in one message."""
+    """Refuse values that no population can have, all in one message."""
     wrong = []
     if population < 2:
         wrong.append(f"population={population} is below 2")
@@ -407,7 +407,7 @@ def check(*, population: int, rank: int, sigma: float, antithetic: bool, noise_r
 def _weights(
     model: nn.Module | Decoder, decoder: Decoder | None, *, patterns: Sequence[str] | None, others: Others
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The weights with low-rank noise and those with full noise."""
+    """Return the weights with low-rank noise and those with full noise."""
     if decoder is not None:
         if others == "full":
             raise BadInput(

@@ -41,7 +41,7 @@ def reward_matrix(
     num_members: int,
     num_prompts: int,
 ) -> Tensor:
-    """Rewards [members, prompts] from scores of rows in any order; NaN where a row failed or never ran.
+    """Arrange scores of rows, in any order, as rewards [members, prompts]; NaN where a row failed.
 
     Rows say whose they are.  A flat list that is merely reshaped is right for one order of rows only, and in
     any other it gives members the rewards of each other without any error to see.
@@ -74,7 +74,7 @@ def refuse_all_failed(rewards_MP: Tensor, *, why: object) -> None:
 
 
 def shape(rewards_MP: Tensor, *, how: Shaping = "centred") -> Tensor:
-    """Fitness [members] from rewards [members, prompts]."""
+    """Turn rewards [members, prompts] into fitness [members]."""
     if rewards_MP.ndim != 2:
         raise ValueError(f"rewards are [members, prompts], not {tuple(rewards_MP.shape)}")
     if how not in _SHAPINGS:
@@ -87,7 +87,7 @@ def shape(rewards_MP: Tensor, *, how: Shaping = "centred") -> Tensor:
 
 
 def centred_rewards(rewards_MP: Tensor) -> Tensor:
-    """Rewards minus the mean of their prompt; 0 where one failed, and where only rounding is left."""
+    """Subtract the mean of each prompt; 0 where a reward failed, and where only rounding is left."""
     valid_MP = ~torch.isnan(rewards_MP)
     known_MP = rewards_MP.nan_to_num(nan=0.0)
     mean_P = known_MP.sum(dim=0) / valid_MP.sum(dim=0).clamp(min=1)
@@ -150,7 +150,7 @@ def _sign(rewards_MP: Tensor) -> Tensor:
 
 
 def _present(rewards_MP: Tensor) -> Tensor:
-    """Members with at least one reward."""
+    """Return which members have at least one reward."""
     return ~torch.isnan(rewards_MP).all(dim=1)
 
 

@@ -45,7 +45,7 @@ def plot_run(records: Sequence[EpochRecord], path: Path, *, title: str = "") -> 
 
 
 def panels_of(records: Sequence[EpochRecord]) -> dict[str, Drawing | None]:
-    """The curves of a run by their titles; None where nothing is known."""
+    """Draw the curves of a run, by their titles; None where nothing is known."""
     return {name: _panel(records, name) for name in PANELS}
 
 
@@ -79,7 +79,7 @@ def write_report(folder: Path, path: Path) -> Path:
 
 
 def page(records: Sequence[EpochRecord], settings: Mapping[str, Any], *, name: str) -> str:
-    """The whole document."""
+    """Write the whole document."""
     first, last = records[0], records[-1]
     return document(
         name,
@@ -100,7 +100,7 @@ def page(records: Sequence[EpochRecord], settings: Mapping[str, Any], *, name: s
 
 
 def headline(records: Sequence[EpochRecord]) -> str:
-    """What the run came to."""
+    """Say what the run found, in one sentence."""
     scores = [record.reward_heldout for record in records if record.reward_heldout is not None]
     if not scores:
         return "No held-out prompt has been scored yet."
@@ -119,7 +119,7 @@ def _curves(records: Sequence[EpochRecord]) -> Html:
 
 
 def _samples(records: Sequence[EpochRecord]) -> Iterator[Html]:
-    """The same held-out prompts at the first and the last evaluation."""
+    """Yield the same held-out prompts at the first and the last evaluation."""
     evaluated = [record for record in records if record.samples]
     if not evaluated:
         return

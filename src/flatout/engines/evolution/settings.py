@@ -128,7 +128,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def make_settings(given: Mapping[str, Any]) -> EvolveSettings:
-    """Settings from the keys that are given; a missing one has its default."""
+    """Make settings from the given keys; a missing key has its default."""
     return run_settings.make_settings(EvolveSettings, given, verb=VERB, needed=("model", "task"))
 
 
@@ -140,7 +140,7 @@ def resume_settings(saved: Mapping[str, Any], given: Mapping[str, Any]) -> Evolv
 
 
 def eggroll_options(settings: EvolveSettings) -> dict[str, Any]:
-    """The keywords of `Eggroll` in settings whose step sizes are known."""
+    """Return the keywords of `Eggroll` from settings whose step sizes are known."""
     return {name: getattr(settings, name) for name in OF_EGGROLL}
 
 
@@ -150,7 +150,7 @@ def choose_step_sizes(settings: EvolveSettings, decoder: Decoder) -> StepSizes:
 
 
 def scheduled(start: float, *, how: Schedule, end: float, epoch: int, epochs: int) -> float:
-    """A step size at an epoch, on its way from `start` to the share `end` of it, where it then stays.
+    """Return a step size at an epoch, between `start` and the share `end` of it, where it stays.
 
     It depends on nothing else, so a run that resumes goes on with the sizes of one that never stopped.
     """
@@ -162,7 +162,7 @@ def scheduled(start: float, *, how: Schedule, end: float, epoch: int, epochs: in
 
 
 def steps_at(settings: EvolveSettings, epoch: int) -> tuple[float, float]:
-    """Sigma and lr of an epoch, of settings whose step sizes are known."""
+    """Return sigma and lr of an epoch, from settings whose step sizes are known."""
     assert settings.sigma is not None and settings.lr is not None
     epochs = settings.schedule_epochs or settings.epochs
     sigma, lr = settings.sigma_schedule, settings.lr_schedule

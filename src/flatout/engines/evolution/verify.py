@@ -86,7 +86,7 @@ def verify_evolution(
     changes: Mapping[str, Any] | None = None,
     on_progress: OnProgress = ignore,
 ) -> Verification:
-    """Hold every optimisation of `evolve` beside its plain form, on the model and task of the settings.
+    """Compare every optimisation of `evolve` with its plain form, on the settings' model and task.
 
     Nothing is trained and nothing is written.
     """
@@ -151,13 +151,13 @@ class _Subject:
         return Check(name=name, against=against, figure=figure, unit="deviations", limit=self.limit)
 
     def _tokenizing(self) -> Check:
-        """Prompts and texts in one call of the tokenizer each, against a call per text."""
+        """Compare one call of the tokenizer for all texts with a call per text."""
         encoded = _differing(self.ids, [self.texts.ids([prompt])[0] for prompt in self.prompts])
         decoded = _differing(self.texts.texts(self.ids), [self.texts.texts([ids])[0] for ids in self.ids])
         return _count("tokenizer in one call", "a call per text", encoded + decoded)
 
     def _rewards(self) -> Check:
-        """Rewards of many rows in other processes, against a call per row here."""
+        """Compare rewards of many rows in other processes with a call per row here."""
         rows = [(text, facts_of(prompt)) for prompt in self.prompts for text in (_expected(prompt), "", "7")]
         with RewardPool(
             self.task.reward, workers=self.settings.reward_workers, timeout_s=self.settings.reward_timeout_s
@@ -168,7 +168,7 @@ class _Subject:
         return _count("rewards in processes", "a call per row", _differing(together, alone))
 
     def _update(self) -> Check:
-        """One product per stack, against the sum over members of fitness times noise, in float64."""
+        """Compare one product per stack with the sum over members of fitness times noise, in float64."""
         generator = torch.Generator().manual_seed(self.settings.seed)
         rewards = torch.randn(MEMBERS, len(self.ids), generator=generator, dtype=torch.float64)
         shaped = fitness.shape(rewards, how=self.settings.shaping).double()
@@ -199,7 +199,7 @@ class _Subject:
 
 @torch.no_grad()
 def furthest(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> float:
-    """How far below the best token of transformers' own forward the worst of `tokens` is, in deviations."""
+    """Return how far the worst of `tokens` is below the best of transformers' forward, in deviations."""
     if not tokens:
         return 0.0
     ids = torch.tensor([[*prompt, *tokens]], device=model.device)
@@ -209,7 +209,7 @@ def furthest(model: Any, prompt: Sequence[int], tokens: Sequence[int]) -> float:
 
 
 def _modes(es: Eggroll, *, asked: Mode) -> list[Mode]:
-    """The ways to run a step that this device has; on a CPU compiling takes long, and is checked if asked."""
+    """Return the ways this device runs a step; on a CPU compiling takes long, and is checked if asked."""
     assert es.decoder is not None
     if es.decoder.device.type == "cuda":
         return ["compiled", "graph", "auto"]
@@ -221,7 +221,7 @@ def _differing(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def _expected(prompt: Prompt) -> str:
-    """A text that may well be right."""
+    """Return a text that may well be right."""
     return next((str(value) for value in prompt.answer.values()), "")
 
 

@@ -84,7 +84,7 @@ class Checkpoints(Generic[State]):
         return final
 
     def paths(self) -> list[Path]:
-        """The whole checkpoints, oldest first."""
+        """List the complete checkpoints, oldest first."""
         if not self.folder.is_dir():
             return []
         name = re.compile(rf"{self._counter}-\d{{6,}}")
@@ -92,7 +92,7 @@ class Checkpoints(Generic[State]):
         return sorted(whole, key=lambda path: int(path.name.rpartition("-")[2]))
 
     def latest(self) -> Checkpoint[State] | None:
-        """The last checkpoint, its tensors not read yet."""
+        """Return the last checkpoint, its tensors not read yet."""
         found = self.paths()
         if not found:
             return None
@@ -119,7 +119,7 @@ class Checkpoints(Generic[State]):
 
 
 def thread_note(saved_threads: int, *, on_cpu: bool) -> str | None:
-    """What to say of a run that resumes with another number of CPU threads: sums round in another order."""
+    """Note that a run resumes with another number of CPU threads: sums round in another order."""
     import torch
 
     if not on_cpu or saved_threads == torch.get_num_threads():

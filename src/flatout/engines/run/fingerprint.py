@@ -28,12 +28,12 @@ SAMPLES = 1024
 
 
 def weights_fingerprint(model: nn.Module) -> str:
-    """A name for a model's parameters: what a checkpoint belongs to."""
+    """Name a model's parameters: a checkpoint belongs to them."""
     return _weights(model.named_parameters()).hexdigest()[:32]
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """A name for what a model computes: its parameters, buffers, config and active adapters."""
+    """Name what a model computes: its parameters, buffers, config and active adapters."""
     whole = _weights([*model.named_parameters(), *model.named_buffers()])
     config: Any = getattr(model, "config", None)
     if hasattr(config, "to_dict"):
@@ -45,7 +45,7 @@ def model_fingerprint(model: nn.Module) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """A name for how a tokenizer cuts text."""
+    """Name how a tokenizer cuts text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         content = backend.to_str()
@@ -98,7 +98,7 @@ def _sampled(parameters: Iterable[tuple[str, Tensor]], *, dtypes: bool) -> str:
 
 
 def _adapter_states(model: nn.Module) -> Iterator[str]:
-    """Which adapters of a PEFT model take part: their weights are there whether they do or not."""
+    """Yield which adapters of a PEFT model are active: their weights are there either way."""
     for name, module in model.named_modules():
         if hasattr(module, "merged_adapters"):
             active, merged = module.active_adapters, module.merged_adapters

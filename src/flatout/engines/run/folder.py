@@ -31,7 +31,7 @@ class Outcome:
 
 
 def choose_folder(out: str | Path | None, *, kind: str, name: str, resume: bool = False) -> Path:
-    """The folder of a run of the verb `kind`: the one given, the latest one to resume, or a free name."""
+    """Choose the folder of a run of the verb `kind`: as given, the latest to resume, or a free name."""
     if out is not None:
         return Path(out)
     launch = read_launch()

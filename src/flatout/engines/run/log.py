@@ -107,7 +107,7 @@ class RunLog(Generic[Record]):
 
 
 def log_path(folder: Path) -> Path:
-    """Where the log of a run in `folder` is."""
+    """Return the path of the log in a run's folder."""
     return folder / "log.jsonl"
 
 
@@ -132,7 +132,7 @@ def is_left(folder: Path, *, within_s: float = 10.0) -> bool:
 
 
 def read_records(folder: Path, kind: LogKind[Record]) -> Iterator[Record]:
-    """The records of a log in the order of its lines: a resumed run does some steps a second time."""
+    """Yield the records of a log in the order of its lines; a resumed run repeats some steps."""
     for number, values in _read(folder, kind):
         if number > 1 and not (isinstance(values, dict) and "format" in values):
             try:
@@ -142,13 +142,13 @@ def read_records(folder: Path, kind: LogKind[Record]) -> Iterator[Record]:
 
 
 def read_log(folder: Path, kind: LogKind[Record]) -> list[Record]:
-    """The records of a log in the order of their steps, each as it was written last."""
+    """Read the records of a log in the order of their steps, each as it was written last."""
     records = {kind.key(record): record for record in read_records(folder, kind)}
     return [records[key] for key in sorted(records)]
 
 
 def read_header(folder: Path) -> dict[str, Any]:
-    """The last header of a log of any kind: what it is, and the settings; nothing where there is none."""
+    """Read the last header of a log of any kind: what it is, and the settings; {} without one."""
     try:
         with log_path(folder).open(encoding="utf-8", errors="replace") as file:
             lines = [line for number, line in enumerate(file) if number == 0 or line.startswith(HEADER)]
@@ -164,7 +164,7 @@ def has_log(folder: Path, kind: LogKind[Any]) -> bool:
 
 
 def _read(folder: Path, kind: LogKind[Any]) -> Iterator[tuple[int, Any]]:
-    """Every whole line of a log and its number; the first, which says what it is, is checked."""
+    """Yield every complete line of a log with its number; the first, the header, is checked."""
     path = log_path(folder)
     try:
         text = path.read_bytes().decode("utf-8", errors="replace")
@@ -198,7 +198,7 @@ def _check_header(values: Any, kind: LogKind[Any], path: Path) -> None:
 
 
 def _known(value: Any) -> Any:
-    """Plain JSON values with null for numbers that are none."""
+    """Return plain JSON values, with null for numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -209,7 +209,7 @@ def _known(value: Any) -> Any:
 
 
 def _scalars(values: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, float]]:
-    """Every known number under the path of its keys."""
+    """Yield every known number under the path of its keys."""
     for key, value in values.items():
         name = f"{place}/{key}" if place else key
         if isinstance(value, Mapping):

@@ -91,7 +91,7 @@ class Meeting:
         return PrefixStore("ranks", self._store)
 
     def gather(self, text: str) -> list[str]:
-        """The texts of all ranks, in their order."""
+        """Gather the texts of all ranks, in their order."""
         if self._store is None:
             return [text]
         own, before = f"{self._round}/{self.launch.rank}", f"{self._round - 2}/{self.launch.rank}"
@@ -105,7 +105,7 @@ class Meeting:
         return found
 
     def share(self, choose: Callable[[], str]) -> str:
-        """What the first rank chooses, on every rank."""
+        """Return what the first rank chooses, on every rank."""
         return self.gather(choose() if self.first else "")[0]
 
     def agree(self, what: str, value: object) -> None:
@@ -177,7 +177,7 @@ class Meeting:
 
 
 def meet(store: Store, *, rank: int, num_ranks: int, on_wait: Callable[[list[int]], None] = ignore) -> str:
-    """A name that exactly the ranks of this attempt know; `on_wait` is told who is late, once."""
+    """Agree on a name that exactly the ranks of this attempt know; `on_wait` hears once who is late."""
     own, place = uuid.uuid4().hex, f"flatout/{num_ranks}"
     store.set(f"{place}/{rank}", own)
     if rank == 0:
@@ -235,7 +235,7 @@ def _appears(path: Path) -> bool:
 
 @contextlib.contextmanager
 def lost_ranks() -> Iterator[None]:
-    """ChildDied where another rank cannot be reached."""
+    """Raise ChildDied where another rank cannot be reached."""
     try:
         yield
     except RuntimeError as error:

@@ -34,7 +34,7 @@ DTypeOrAuto = Literal["auto", "float32", "bfloat16", "float16"]
 
 
 def choose_dtype(wanted: DTypeOrAuto, *, capability: tuple[int, int] | None) -> Decision[DType]:
-    """The dtype for a device; `capability` is that of a CUDA device, None elsewhere."""
+    """Choose the dtype for a device; `capability` is that of a CUDA device, None elsewhere."""
     if wanted != "auto":
         return Decision(value=wanted, reason="as given", source="assumed")
     if capability is None:
@@ -48,7 +48,7 @@ def choose_dtype(wanted: DTypeOrAuto, *, capability: tuple[int, int] | None) -> 
 
 
 def capability_of(device: torch.device) -> tuple[int, int] | None:
-    """The compute capability of a CUDA device; None for any other."""
+    """Return the compute capability of a CUDA device; None for any other."""
     import torch
 
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else None

@@ -76,11 +76,11 @@ class Ranks:
         return self.rank == min(num_local or 1, self.num_ranks - 1)
 
     def own(self, numbers: range) -> range:
-        """This rank's share of some numbers, dealt in turn."""
+        """Return this rank's share of some numbers, dealt in turn."""
         return numbers[self.rank :: self.num_ranks]
 
     def gather(self, values: Tensor, *, what: str = "flags") -> Tensor:
-        """The sum of all ranks' values: each fills in its own and leaves zeros elsewhere.
+        """Return the sum of all ranks' values: each fills in its own and leaves zeros elsewhere.
 
         A sum of one value and zeros has no rounding, so the number of ranks cannot change a bit.
         """
@@ -115,7 +115,7 @@ class Ranks:
         return every[:width].to(parts.device)
 
     def any(self, flag: bool) -> bool:
-        """Whether it is so on any rank."""
+        """Whether a flag is set on any rank."""
         return bool(self.gather(torch.tensor(float(flag))) > 0)
 
     def share_weights(self, module: nn.Module) -> None:
@@ -129,7 +129,7 @@ class Ranks:
                     tensor.copy_(travelling)
 
     def texts(self, text: str) -> list[str]:
-        """The texts of all ranks, in their order."""
+        """Return the texts of all ranks, in their order."""
         return [text] if self.meeting is None else self.meeting.gather(text)
 
     def agree(self, what: str, value: object) -> None:
@@ -161,7 +161,7 @@ def fold(parts: Tensor) -> Tensor:
 
 
 def _name_of(device: torch.device) -> str:
-    """A name that no other device in the world has; a CPU is shared by whoever likes."""
+    """Return a name that no other device has; any number of processes may share a CPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 

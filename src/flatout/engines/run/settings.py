@@ -46,7 +46,7 @@ def given_settings(
     *,
     read: Callable[[Path], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Collect what the user said, and nothing that they did not say.
+    """Collect the settings that the user gave, and no defaults.
 
     `settings` are keys and values, a YAML file, or the folder of a run; `changes` win over them, and a key of
     them may reach into a table ("phase1.steps").
@@ -67,7 +67,7 @@ def save_settings(folder: Path, settings: Any) -> Path:
 def make_settings(
     shape: type[Settings], given: Mapping[str, Any], *, verb: str, needed: Sequence[str] = ()
 ) -> Settings:
-    """Settings from the keys that are given; a missing one has its default."""
+    """Make settings from the given keys; a missing key has its default."""
     check_keys(given, shape, verb=verb, source="the settings")
     for name in needed:
         if not given.get(name):
@@ -93,7 +93,7 @@ def check_resume(saved: Mapping[str, Any], settings: Any, *, free: Collection[st
 
 
 def with_setting(given: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """`given` with one more setting; `key` may name one of a nested table: phase1.steps."""
+    """Return `given` with one more setting; `key` may reach into a nested table: phase1.steps."""
     first, dot, rest = key.partition(".")
     if not dot:
         return {**given, first: value}
@@ -136,7 +136,7 @@ def out_of_range(
     shares: Collection[str] = (),
     skip: Collection[str] = (),
 ) -> list[str]:
-    """A line for each number, in any table, that its name's range forbids; unknown numbers pass."""
+    """List each number, in any table, that is outside the range of its name; None passes."""
     wrong = []
     for place, value in _numbers(settings, skip=skip):
         name = place.rpartition(".")[2]
@@ -165,7 +165,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _item_of(hint: Any) -> type | None:
-    """The dataclass that a dict of tables holds."""
+    """Return the dataclass that a dict of tables holds."""
     found = typing.get_args(hint)[1:] if typing.get_origin(hint) is dict else ()
     return found[0] if found and dataclasses.is_dataclass(found[0]) else None  # type: ignore[return-value]
 
@@ -180,7 +180,7 @@ def _first_difference(before: Any, after: Any, place: str) -> tuple[str, Any, An
 
 
 def _numbers(value: Any, place: str = "", *, skip: Collection[str]) -> Iterator[tuple[str, float]]:
-    """Every number with its place: `tasks.qa.rank`."""
+    """Yield every number with its place: `tasks.qa.rank`."""
     if dataclasses.is_dataclass(value):
         value = fields_of(value)
     if isinstance(value, dict):

@@ -59,7 +59,7 @@ def hidden_of(output: Any) -> Tensor:
 
 
 def width_of(model: nn.Module) -> int:
-    """D, the width of the residual stream."""
+    """Return D, the width of the residual stream."""
     return int(_text_config(model).hidden_size)
 
 

@@ -26,7 +26,7 @@ BUCKET = 64  # positions; attention reads a multiple of it, so few shapes exist
 
 
 def bucket_of(num_positions: int) -> int:
-    """`num_positions`, rounded up to a whole bucket."""
+    """Round a number of positions up to a whole bucket."""
     return round_up(num_positions, BUCKET)
 
 
@@ -41,7 +41,7 @@ class Cache:
 
     @classmethod
     def empty(cls, decoder: Decoder, *, slots: int, max_tokens: int) -> Cache:
-        """A cache for `slots` texts of at most `max_tokens` tokens."""
+        """Make a cache for `slots` texts of at most `max_tokens` tokens."""
         import torch
 
         attention = decoder.blocks[0].attention
@@ -56,11 +56,11 @@ class Cache:
         return cls(torch.zeros(shape, dtype=decoder.dtype, device=decoder.device))
 
     def keys(self, layer: int) -> Tensor:
-        """Keys of one layer, [slots, K, S, E]."""
+        """Return the keys of one layer, [slots, K, S, E]."""
         return self.storage[layer, 0]
 
     def values(self, layer: int) -> Tensor:
-        """Values of one layer, [slots, K, S, E]."""
+        """Return the values of one layer, [slots, K, S, E]."""
         return self.storage[layer, 1]
 
     @property
@@ -78,11 +78,11 @@ class Cache:
             self.storage.index_fill_(2, torch.tensor(slots, device=self.storage.device), 0)
 
     def take(self, slot: int, *, length: int) -> Tensor:
-        """A copy of the first `length` positions of a slot, [L, 2, K, length, E]."""
+        """Copy the first `length` positions of a slot, [L, 2, K, length, E]."""
         return self.storage[:, :, slot, :, :length].clone()
 
     def put(self, slots: Tensor, prefix: Tensor) -> None:
-        """Begin every one of `slots` with what `take` gave."""
+        """Write what `take` returned to the beginning of `slots`."""
         self.storage[:, :, slots, :, : prefix.shape[3]] = prefix[:, :, None]
 
 
@@ -98,7 +98,7 @@ class Prefixes:
         return len(self._held)
 
     def find(self, tokens: tuple[int, ...]) -> Tensor | None:
-        """What was kept for exactly these tokens."""
+        """Return what was kept for exactly these tokens."""
         found = self._held.get(tokens)
         if found is not None:
             self._held.move_to_end(tokens)

@@ -71,7 +71,7 @@ def deltas_of(
     group: int | None = None,
     corrected: Callable[..., tuple[Tensor, ...]] | None = None,
 ) -> tuple[Deltas, ...]:
-    """Factors by projection name and vectors by layer, sorted into blocks."""
+    """Sort factors, by projection name, and vectors, by layer, into blocks."""
     return tuple(
         Deltas(
             qkv=factors.get(block.attention.qkv.name),
@@ -87,7 +87,7 @@ def deltas_of(
 
 
 def group_of(index: Tensor) -> int | None:
-    """How many rows each variant has if rows lie in the order of their variants; waits for the device."""
+    """Return how many rows each variant has if they lie in its order, else None; waits for the device."""
     num_groups = int(index[-1]) + 1
     size = len(index) // num_groups
     ordered = torch.arange(len(index), device=index.device) // max(size, 1)
@@ -98,7 +98,7 @@ def group_of(index: Tensor) -> int | None:
 
 
 def fresh_places(decoder: Decoder, *, slots: Tensor, num_tokens: int) -> tuple[RowPlaces, ...]:
-    """Rows at positions 0..num_tokens-1, one `RowPlaces` per block."""
+    """Place rows at positions 0..num_tokens-1, one `RowPlaces` per block."""
     positions = torch.arange(num_tokens, device=decoder.device)[None]
 
     def mask(attention: Attention) -> Tensor | None:
@@ -118,7 +118,7 @@ def cached_places(
     write: Tensor,
     bucket: int,
 ) -> tuple[RowPlaces, ...]:
-    """Rows at `positions` [n, T] that read the cache up to `bucket`, one `RowPlaces` per block."""
+    """Place rows at `positions` [n, T] that read the cache up to `bucket`, one `RowPlaces` per block."""
     keys = torch.arange(bucket, device=positions.device)
 
     def mask(attention: Attention) -> Tensor:
@@ -140,7 +140,7 @@ def places_of(
     positions: Tensor,
     mask: Callable[[Attention], Tensor | None],
 ) -> tuple[RowPlaces, ...]:
-    """Blocks of one kind share one `RowPlaces`: its tensors are made once per batch, not once per block."""
+    """Share one `RowPlaces` among blocks of one kind: its tensors are made once per batch."""
     made: dict[tuple[object, ...], RowPlaces] = {}
     places = []
     for block in decoder.blocks:
@@ -158,7 +158,7 @@ def places_of(
 
 
 def embed(decoder: Decoder, tokens: Tensor, positions: Tensor) -> Tensor:
-    """The residual stream [n, T, D] before the first block."""
+    """Return the residual stream [n, T, D] before the first block."""
     x = F.embedding(tokens, decoder.embedding)
     if decoder.embedding_scale is not None:
         x = x * decoder.embedding_scale
@@ -176,7 +176,7 @@ def run_block(
     tables: RowTables,
     deltas: Deltas,
 ) -> Tensor:
-    """One block: the residual stream after it; the cache of its layer is written in place."""
+    """Run one block: return the residual stream after it and write the cache of its layer in place."""
     attended = attend(block.attention, normed(block.attention_norm, x), keys, values, place, tables, deltas)
     if block.attention_out_norm is not None:
         attended = normed(block.attention_out_norm, attended)
@@ -203,20 +203,20 @@ def run_blocks(
     *,
     run: Callable[..., Tensor] = run_block,
 ) -> Tensor:
-    """Every block in turn; `run` is `run_block` or a compiled form of it."""
+    """Run every block in turn; `run` is `run_block` or a compiled form of it."""
     for layer, block in enumerate(decoder.blocks):
         x = run(block, x, cache.keys(layer), cache.values(layer), places[layer], tables, deltas[layer])
     return x
 
 
 def logits_of(decoder: Decoder, x: Tensor) -> Tensor:
-    """Logits [n, V] of the rows' hidden states [n, D]."""
+    """Return the logits [n, V] of the rows' hidden states [n, D]."""
     logits = F.linear(normed(decoder.norm, x), decoder.head.weight, decoder.head.bias)
     return logits if decoder.softcap is None else torch.tanh(logits / decoder.softcap) * decoder.softcap
 
 
 def normed(norm: Norm, x: Tensor) -> Tensor:
-    """Statistics in float32; the product in the weight's type, as the families do it."""
+    """Normalise with statistics in float32 and the product in the weight's type, as the families do."""
     if norm.centred:
         return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
     wide = x.float()
@@ -235,7 +235,7 @@ def attend(
     tables: RowTables,
     deltas: Deltas,
 ) -> Tensor:
-    """Causal attention of x [n, T, D] over its slots' keys, its own included."""
+    """Attend causally from x [n, T, D] to its slots' keys, its own included."""
     n, num_tokens, _ = x.shape
     (qkv,) = product(attention.qkv, x, tables, deltas.qkv, deltas)
     q, k, v = _heads(attention, qkv)
@@ -258,7 +258,7 @@ def attend(
 
 
 def _heads(attention: Attention, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries [n, T, H, E], keys and values [n, T, K, E]: views of qkv [n, T, rows], whatever their order."""
+    """Return queries [n, T, H, E], keys and values [n, T, K, E]: views of qkv, whatever their order."""
     heads, shared = attention.num_heads, attention.num_kv_heads
     if attention.interleaved:
         q, k, v = qkv.unflatten(-1, (heads, 3, attention.head_width)).unbind(3)
@@ -283,7 +283,7 @@ def _through_cache(
 
 
 def _weighted(attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-    """softmax(q k^T) v for q [n, H, T, E] and k, v [n, K, S, E]."""
+    """Return softmax(q k^T) v for q [n, H, T, E] and k, v [n, K, S, E]."""
     n, heads, num_tokens, width = q.shape
     shared = k.shape[1]
     if mask is None:
@@ -302,13 +302,13 @@ def _weighted(attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tenso
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Tensor:
-    """x [n, T, heads, E] with its first `width` columns rotated, column i with column i + width / 2."""
+    """Rotate the first `width` columns of x [n, T, heads, E], column i with column i + width / 2."""
     first, second, rest = x.split((width // 2, width // 2, x.shape[-1] - width), dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
 
 
 def run_mlp(mlp: Mlp, x: Tensor, tables: RowTables, deltas: Deltas) -> Tensor:
-    """The MLP of x [n, T, D]."""
+    """Run the MLP on x [n, T, D]."""
     if mlp.gated:
         gate, up = product(mlp.up, x, tables, deltas.up, deltas, parts=2)
         inner = activated(mlp, gate) * up
@@ -320,7 +320,7 @@ def run_mlp(mlp: Mlp, x: Tensor, tables: RowTables, deltas: Deltas) -> Tensor:
 
 
 def activated(mlp: Mlp, x: Tensor) -> Tensor:
-    """The MLP's non-linearity."""
+    """Apply the MLP's non-linearity."""
     if mlp.activation == "silu":
         return F.silu(x)
     if mlp.activation == "relu":
@@ -337,7 +337,7 @@ def product(
     *,
     parts: int = 1,
 ) -> tuple[Tensor, ...]:
-    """y = x W^T + b, plus each row's low-rank term, for x [n, T, in], its columns cut into equal parts.
+    """Return y = x W^T + b and each row's low-rank term, for x [n, T, in], cut into equal parts.
 
     See `factors` for the arithmetic.
     """
@@ -365,7 +365,7 @@ def product(
 def corrected(
     y: Tensor, x: Tensor, shrink: Tensor, expand: Tensor, index: Tensor, gain: Tensor, parts: int
 ) -> tuple[Tensor, ...]:
-    """The parts of y with the low-rank terms added: written for a compiler, slow without one.
+    """Return the parts of y with the low-rank terms added: written for a compiler, slow without one.
 
     Rank by rank, the gathers ride in the reduction and in the addition: no factor is read twice or written.
     Each part has one reader, so that its addition can ride in that.

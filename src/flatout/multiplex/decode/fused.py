@@ -65,7 +65,7 @@ class Fused:
 
 
 def why_not_here(decoder: Decoder) -> str | None:
-    """Why the hand-written step cannot run on this device; None if it can."""
+    """Say why the hand-written step cannot run on this device; None if it can."""
     if decoder.device.type != "cuda":
         return f"the model is on {decoder.device}"
     if torch.cuda.get_device_capability(decoder.device) < (8, 0) or torch.version.hip is not None:
@@ -76,7 +76,7 @@ def why_not_here(decoder: Decoder) -> str | None:
 def why_not(
     decoder: Decoder, factors: Mapping[str, Factors], vectors: Mapping[int, Tensor] | None = None
 ) -> str | None:
-    """Why the hand-written step cannot run this model; None if it can."""
+    """Say why the hand-written step cannot run this model; None if it can."""
     if len({one.rank for one in factors.values()}) > 1:
         return "factors of different ranks"
     if factors and factors.keys() != decoder.projections().keys():

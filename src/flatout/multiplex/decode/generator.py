@@ -128,7 +128,7 @@ class Generator:
         on_finished: Callable[[Completion], None] | None = None,
         on_progress: Callable[[GenerationProgress], None] | None = None,
     ) -> list[Completion]:
-        """Every request's completion, in the order of the requests.
+        """Complete every request, in the order of the requests.
 
         An iterator is drawn from as slots become free, so `on_finished` may decide what it yields next.
         """
@@ -162,7 +162,7 @@ def generate(
     eos: Sequence[int] | None = None,
     mode: Mode = "auto",
 ) -> list[list[int]]:
-    """The new tokens of every prompt; with sampling, prompt i draws the noise of key i."""
+    """Return the new tokens of every prompt; with sampling, prompt i draws the noise of key i."""
     if not prompts:
         return []
     generator = Generator(
@@ -178,7 +178,7 @@ def generate(
 
 
 def end_tokens(model: nn.Module | Decoder) -> tuple[int, ...]:
-    """What ends a text by the model's own generation config: a token, several, or none."""
+    """Return the tokens that end a text by the model's own generation config."""
     ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
 

@@ -59,7 +59,7 @@ class Limits:
     num_variants: int
 
     def check(self, request: Request, number: int, *, max_new_tokens: int) -> int:
-        """The request's own number of new tokens; BadInput names the request that cannot run."""
+        """Return the request's own number of new tokens; BadInput names a request that cannot run."""
         prompt, name = request.prompt, f"request {number}"
         wanted = max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
         if not prompt:
@@ -95,7 +95,7 @@ class Limits:
 
 
 def first_stop(tokens: Sequence[int], stops: Sequence[tuple[int, ...]], *, since: int = 0) -> int | None:
-    """Where the earliest stop sequence that ends after `since` tokens ends; None if there is none."""
+    """Return where the earliest stop sequence that ends after `since` tokens ends; None without one."""
     if not stops:
         return None
     for end in range(since + 1, len(tokens) + 1):

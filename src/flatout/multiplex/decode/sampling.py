@@ -42,7 +42,7 @@ def pick(
     positions: Tensor,
     stream: Tensor | None = None,
 ) -> Tensor:
-    """A token [n] for each row of logits [n, V]; `positions` are where the tokens will stand.
+    """Pick a token [n] for each row of logits [n, V]; `positions` are where the tokens will stand.
 
     `stream` is `noise.uniform_key` of the seed, for a step that is compiled.
     """
@@ -65,7 +65,7 @@ def pick(
 
 
 def _drawn(share: Tensor, draw: Tensor) -> Tensor:
-    """The column [n, 1] at which the cumulated share of a row passes `draw` of its total."""
+    """Return the column [n, 1] at which the cumulated share of a row passes `draw` of its total."""
     cumulated = share.cumsum(-1)
     passed = cumulated <= draw * cumulated[:, -1:]
     return passed.sum(-1, keepdim=True).clamp(max=share.shape[-1] - 1)

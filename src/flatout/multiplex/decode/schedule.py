@@ -47,7 +47,7 @@ class Seat:
     since: int = 0
 
     def count(self, step: int) -> int:
-        """Tokens that it has at a step, if nothing has ended it."""
+        """Return how many tokens it has at a step, if nothing has ended it."""
         return max(0, min(step - self.since, self.limit))
 
 
@@ -186,7 +186,7 @@ class Schedule:
                 cache.put(torch.tensor(targets, device=cache.storage.device), found)
 
     def run(self) -> None:
-        """Steps until the host has to look again."""
+        """Run steps until the host has to look again."""
         num_steps = min(STRIDE, self._last_step - self._step)
         end = self._step + num_steps
         ahead = self._ahead if end < self._last_step and num_steps > self._ahead else 0
@@ -199,7 +199,7 @@ class Schedule:
         self._step, self._looked_before, self._looked = end, self._looked, end - ahead
 
     def collect(self) -> list[Completion]:
-        """What has finished since the last look; its slots are free."""
+        """Return what has finished since the last look, and free its slots."""
         alive, reasons, counts = self._look.seen()
         looked = [slot for slot in self._seats if self._stop or not alive[slot]]
         finished, stopped = [], []
@@ -221,7 +221,7 @@ class Schedule:
         return finished
 
     def progress(self) -> GenerationProgress:
-        """How far the generation is."""
+        """Return how far the generation is."""
         return GenerationProgress(
             num_finished=len(self._done),
             num_requests=self._num_requests,
@@ -229,7 +229,7 @@ class Schedule:
         )
 
     def completions(self) -> list[Completion]:
-        """Everything that has finished, in the order of the requests."""
+        """Return everything that has finished, in the order of the requests."""
         return [self._done[number] for number in sorted(self._done)]
 
 

@@ -57,7 +57,7 @@ class SlotState:
 
     @classmethod
     def empty(cls, decoder: Decoder, *, slots: int, max_tokens: int, eos: Sequence[int]) -> SlotState:
-        """No slot is alive."""
+        """Make buffers in which no slot is alive."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
             return torch.zeros(shape, dtype=dtype, device=decoder.device)
@@ -89,7 +89,7 @@ class SlotState:
         self.alive.logical_and_(~(ended | full))
 
     def changing(self) -> tuple[Tensor, ...]:
-        """What a step writes, the cache apart: a step writes a position of it before anything reads it."""
+        """Return what a step writes, without the cache: a position of that is written before it is read."""
         return (self.token, self.position, self.alive, self.reason, self.count, self.emitted)
 
 
@@ -252,7 +252,7 @@ def _compiling() -> Iterator[None]:
 
 
 def batches(parts: Sequence[PromptPart]) -> list[list[PromptPart]]:
-    """Parts with tokens in order of length, cut where padding a batch would pass `PREFILL_TOKENS`."""
+    """Batch parts with tokens by length, cut where padding would pass `PREFILL_TOKENS`."""
     found: list[list[PromptPart]] = []
     for part in sorted(filter(lambda part: part.tokens, parts), key=lambda part: len(part.tokens)):
         if found and (len(found[-1]) + 1) * len(part.tokens) <= PREFILL_TOKENS:
@@ -263,7 +263,7 @@ def batches(parts: Sequence[PromptPart]) -> list[list[PromptPart]]:
 
 
 def padded(batch: Sequence[PromptPart], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The slots [n] of a batch and its tokens [n, longest]."""
+    """Return the slots [n] of a batch and its padded tokens [n, longest]."""
     longest = max(len(part.tokens) for part in batch)
     rows = [[*part.tokens, *[0] * (longest - len(part.tokens))] for part in batch]
     return torch.tensor([part.slot for part in batch], device=device), torch.tensor(rows, device=device)
@@ -292,7 +292,7 @@ class Graphed:
             self._graphs[bucket].replay()
 
     def _capture(self, bucket: int) -> torch.cuda.CUDAGraph:
-        """Warm-up steps run for real, on a side stream as capture asks; what they changed is put back."""
+        """Capture a step; warm-up steps run for real on a side stream, and their changes are undone."""
         saved = [(buffer, buffer.clone()) for buffer in self._state.changing()]
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
@@ -309,7 +309,7 @@ class Graphed:
 
 
 def choose_mode(mode: Mode, *, device: torch.device, obstacle: str | None = None) -> Decision[Mode]:
-    """The way to run steps on `device`; `obstacle` says why the hand-written step cannot run the model."""
+    """Choose how to run steps on `device`; `obstacle` says why the hand-written step cannot run."""
     if mode in ("graph", "fused") and device.type != "cuda":
         raise BadInput(
             f"mode {mode!r} needs a CUDA device; the model is on {device}", hint="take mode='auto'"

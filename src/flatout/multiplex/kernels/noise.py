@@ -97,12 +97,12 @@ def fill_with_triton(
 
 
 def as_signed(word: int) -> int:
-    """The same 32 bits below 2**31: a larger integer would have the kernel compiled again for 64 bits."""
+    """Return the same 32 bits below 2**31: a larger integer would compile the kernel again for 64."""
     return word - (word >> 31 << 32)
 
 
 def part_table(outs: Sequence[Tensor], keys: Sequence[tuple[int, int]]) -> Tensor:
-    """What `fill_all` reads of contiguous tensors [pairs, count], each with the key of its stream."""
+    """Make what `fill_all` reads of contiguous tensors [pairs, count], each with its stream's key."""
     rows = [
         (out.data_ptr(), out.shape[1], *(as_signed(word) for word in key))
         for out, key in zip(outs, keys, strict=True)

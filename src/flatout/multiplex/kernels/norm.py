@@ -31,7 +31,7 @@ def stored(pointer, start, columns, inside):
 
 @triton.jit
 def opened(value):
-    """Float32 values of what `stored` loaded.
+    """Return float32 values of what `stored` loaded.
 
     int8 is not converted: the integer is added into the mantissa of a constant, at a quarter of the cost.
     """
@@ -42,7 +42,7 @@ def opened(value):
 
 @triton.jit
 def factor(pointer, start, columns, inside):
-    """Float32 values of a factor's `columns` past element `start`."""
+    """Return float32 values of a factor's `columns` past element `start`."""
     return opened(stored(pointer, start, columns, inside))
 
 

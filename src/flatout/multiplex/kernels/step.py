@@ -51,7 +51,7 @@ class Tiles:
 
 
 def tiles_for(rank: int, shared: int, *, width: int = 0) -> Tiles:
-    """The sizes that were fastest on an H200, by rank; `shared` neighbouring rows run one variant.
+    """Return the sizes that were fastest on an H200, by rank; `shared` neighbouring rows run one variant.
 
     At rank 4 a wide row of factors needs twice the threads to stay in registers.
     """
@@ -120,7 +120,7 @@ class DecodeStep:
         self.precision = "ieee" if decoder.dtype == torch.float32 else "tf32"
 
     def decode(self, token: Tensor, position: Tensor) -> Tensor:
-        """Logits [rows, vocabulary] after `token` at `position` of every slot; writes the cache."""
+        """Return logits [rows, vocabulary] after `token` at `position` of every slot; write the cache."""
         call = self.call
         for number, block in enumerate(self.decoder.blocks):
             self._norm_before_attention(number, block, call, token)
@@ -219,7 +219,7 @@ class DecodeStep:
         )  # fmt: skip
 
     def _shared_rows(self, wanted: int, call: KernelCall) -> int:
-        """Rows of one program; more than one only where they are sure to run one variant.
+        """Return the rows of one program; several only where they are sure to run one variant.
 
         The slots of a step lie in tiles of one variant; those of a prefill come in any order, and only the
         tokens of one row belong together.
@@ -299,7 +299,7 @@ class DecodeStep:
         return mixed.transpose(1, 2).reshape(rows * num_tokens, heads * width)
 
     def _shrink(self, product: Projection, x: Tensor, call: KernelCall) -> Tensor:
-        """The coefficients of a product of a prompt, where no kernel before it has computed them."""
+        """Compute the coefficients of a prompt's product, where no kernel before it has."""
         term = self._term(product)
         if not term.rank:
             return call.shrunk
@@ -317,7 +317,7 @@ def _product(x: Tensor, product: Projection, out: Tensor) -> None:
 
 
 def _head_tensors(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Bias, rotation tables and head norms; any tensor where there is none: the kernel will not read it."""
+    """Return bias, rotation tables and head norms; any tensor for a missing one, which is not read."""
     assert attention.cos is not None and attention.sin is not None
     unread = attention.cos
     bias = attention.qkv.bias

@@ -121,7 +121,7 @@ class Decoder:
     softcap: float | None = None
 
     def __post_init__(self) -> None:
-        """A wider table would widen the keys that it rotates, and no cache of this type could hold them."""
+        """Refuse a wider rotary table: it would widen the keys, and the cache could not hold them."""
         for block in self.blocks:
             for table in (block.attention.cos, block.attention.sin):
                 if table is not None and table.dtype != self.dtype:
@@ -151,7 +151,7 @@ class Decoder:
         return self.embedding.device
 
     def projections(self) -> dict[str, Projection]:
-        """Every product of the blocks by name, in order of use; the head is left out: noise spares it."""
+        """Return every product of the blocks by name, in order of use; not the head, which gets no noise."""
         found = {}
         for block in self.blocks:
             for product in (block.attention.qkv, block.attention.out, block.mlp.up, block.mlp.down):

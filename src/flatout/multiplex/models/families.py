@@ -50,7 +50,7 @@ PLUGINS = "flatout.model_families"
 
 
 def read_decoder(model: nn.Module | Decoder) -> Decoder:
-    """`model` as a Decoder over its own storage; a Decoder is returned as it is.
+    """Read `model` as a Decoder over its own storage; a Decoder is returned as it is.
 
     Move the model to its device and type first: if it moves afterwards, the Decoder keeps the old weights.
     """
@@ -233,7 +233,7 @@ FAMILIES: dict[str, Callable[[nn.Module], Decoder]] = {
 def rotary_tables(
     rotary: Any, config: Any, *, like: Tensor, layer_type: str | None = None
 ) -> tuple[Tensor, Tensor]:
-    """cos and sin [positions, rotary width / 2] in the type that the model rotates in."""
+    """Return cos and sin [positions, rotary width / 2] in the type that the model rotates in."""
     import torch
 
     parameters = config.rope_parameters if layer_type is None else config.rope_parameters[layer_type]
@@ -251,7 +251,7 @@ def rotary_tables(
 
 
 def rms_norm(module: Any, *, offset: bool = False) -> Norm:
-    """`offset`: the module is Gemma's, which stores the factor less 1."""
+    """Read an RMS norm; with `offset` it is Gemma's, which stores the factor less 1."""
     return Norm(
         weight=module.weight.detach(),
         eps=module.eps if offset else module.variance_epsilon,
@@ -261,27 +261,27 @@ def rms_norm(module: Any, *, offset: bool = False) -> Norm:
 
 
 def layer_norm(module: nn.LayerNorm) -> Norm:
-    """A layer norm, with or without a bias."""
+    """Read a layer norm, with or without a bias."""
     bias: Tensor | None = module.bias  # annotated as always there, but None without a bias
     bias = None if bias is None else bias.detach()
     return Norm(weight=module.weight.detach(), bias=bias, eps=module.eps, centred=True)
 
 
 def head_of(model: nn.Module) -> Projection:
-    """The product that gives the logits, `lm_head`."""
+    """Read the product that gives the logits, `lm_head`."""
     linear_of(model, "lm_head")
     return stacked(model, ["lm_head"])
 
 
 def _gemma_scale(embedding: Tensor) -> float:
-    """The root of the width, rounded to the embedding's type as the model rounds it."""
+    """Return the root of the width, rounded to the embedding's type as the model does."""
     import torch
 
     return float(torch.tensor(embedding.shape[1] ** 0.5).to(embedding.dtype))
 
 
 def activation_of(config: Any) -> Activation:
-    """The MLP's non-linearity, by whichever name the config has for it."""
+    """Read the MLP's non-linearity, by whichever name the config has for it."""
     for name in ("hidden_activation", "hidden_act", "activation_function"):
         value = getattr(config, name, None)
         if value in ACTIVATIONS:

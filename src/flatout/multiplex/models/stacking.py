@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def stacked(model: nn.Module, names: Sequence[str]) -> Projection:
-    """The Linear modules `names` as one product; a missing bias is zero where another part has one."""
+    """Read the Linear modules `names` as one product; a missing bias is zero where another part has one."""
     modules = [linear_of(model, name) for name in names]
     weights: list[Tensor] = [module.weight for module in modules]
     biases: list[Tensor | None] = [module.bias for module in modules]
@@ -39,7 +39,7 @@ def stacked(model: nn.Module, names: Sequence[str]) -> Projection:
 
 
 def transposed(model: nn.Module, name: str) -> Projection:
-    """The Conv1D module `name`, its storage turned to [out, in]."""
+    """Read the Conv1D module `name`, its storage turned to [out, in]."""
     module = model.get_submodule(name)
     weight = _tensor(module, "weight", name)
     if not weight.detach().t().is_contiguous():
@@ -49,7 +49,7 @@ def transposed(model: nn.Module, name: str) -> Projection:
 
 
 def linear_of(model: nn.Module, name: str) -> nn.Linear:
-    """The module `name`, which must be a plain Linear with a floating-point weight."""
+    """Return the module `name`, which must be a plain Linear with a floating-point weight."""
     from torch import nn
 
     module = model.get_submodule(name)
@@ -62,7 +62,7 @@ def linear_of(model: nn.Module, name: str) -> nn.Linear:
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """One tensor of all rows, of which every part has become a view."""
+    """Return one tensor of all rows, and make every part a view of it."""
     import torch
 
     first = parts[0].detach()

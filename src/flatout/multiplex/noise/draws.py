@@ -42,7 +42,7 @@ DEVICE_TILE = 1 << 20
 
 
 def _tables() -> tuple[Tensor, Tensor]:
-    """The float32 and the int8 table; the upper half is computed, the lower is its mirror image."""
+    """Make the float32 and the int8 table; the lower half mirrors the upper."""
     normal = NormalDist()
     upper = [normal.inv_cdf((entry + 0.5) / ENTRIES) for entry in range(ENTRIES // 2, ENTRIES)]
     deviation = math.sqrt(math.fsum(value * value for value in upper) / len(upper))
@@ -58,7 +58,7 @@ UNIT = 1 / math.sqrt(_INTEGERS.double().square().mean().item())
 
 @functools.cache
 def table(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The 65,536 values that noise of this type takes."""
+    """Return the 65,536 values that noise of this type takes."""
     if dtype == torch.int8:
         return _INTEGERS.to(device)
     if dtype in (torch.float32, torch.bfloat16):
@@ -87,7 +87,7 @@ def normals(
     dtype: torch.dtype = torch.float32,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Elements [first, first + count) of the noise of each pair, [pairs, count].
+    """Draw elements [first, first + count) of the noise of each pair, [pairs, count].
 
     Int8 numbers have the standard deviation 1 / `UNIT`; the other types have 1.
     """
@@ -110,7 +110,7 @@ def normals(
 
 
 def uniforms(*, seed: int, keys: Tensor, positions: Tensor, stream: Tensor | None = None) -> Tensor:
-    """One float32 in [0, 1) for each (seed, key, position), of the broadcast shape; what sampling draws from.
+    """Draw one float32 in [0, 1) for each (seed, key, position), of the broadcast shape, for sampling.
 
     Keys are 63-bit and positions 32-bit integers.  Nothing here waits for the device.  `stream` is the
     seed's `uniform_key` made beforehand: with it a compiler sees one graph, and the same one for every seed.
@@ -125,7 +125,7 @@ def uniforms(*, seed: int, keys: Tensor, positions: Tensor, stream: Tensor | Non
 
 
 def uniform_key(seed: int, *, device: torch.device | str = "cpu") -> Tensor:
-    """The key of a seed's uniform numbers, in a tensor: no compiler can follow the hash behind it."""
+    """Return the key of a seed's uniform numbers as a tensor: no compiler can follow its hash."""
     return torch.tensor(stream_key(seed, "uniforms"), dtype=torch.int64, device=device)
 
 
@@ -142,7 +142,7 @@ def draw_factors(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.int8,
 ) -> Factors:
-    """Low-rank noise of one weight [out_width, in_width]: variant i is the noise of pairs[i].
+    """Draw low-rank noise of one weight [out_width, in_width]: variant i is the noise of pairs[i].
 
     Its product has the variance sigma**2 in every entry, whatever the rank.
     """
@@ -185,7 +185,7 @@ class Refill:
             self._parts = part_table(sides, keys)
 
     def __call__(self, *, epoch: int, pairs: range) -> None:
-        """Variant i of every factor becomes the noise of pairs[i]; further variants stay as they are."""
+        """Redraw variant i of every factor as the noise of pairs[i]; further variants stay as they are."""
         _check_epoch(epoch)
         if self._parts is not None:
             from flatout.multiplex.kernels.noise import fill_all
@@ -229,7 +229,7 @@ def draw_full(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
 ) -> FullNoise:
-    """Noise of a vector, every element its own number of variance sigma**2."""
+    """Draw the noise of a vector; every element has its own number of variance sigma**2."""
     values = normals(
         seed=seed,
         epoch=epoch,
@@ -249,12 +249,12 @@ def _check_epoch(epoch: int) -> None:
 
 
 def unit(dtype: torch.dtype) -> float:
-    """What a number of this type is multiplied with to have variance 1."""
+    """Return the factor that gives a number of this type the variance 1."""
     return UNIT if dtype == torch.int8 else 1.0
 
 
 def _pair_numbers(pairs: range | Tensor, device: torch.device) -> Tensor:
-    """Pairs as integers on the device; a tensor is not checked: reading it would wait for the device."""
+    """Return pairs as integers on the device; a tensor is not checked, which would wait for it."""
     if isinstance(pairs, Tensor):
         return pairs.to(device=device, dtype=torch.int64)
     if len(pairs) and not 0 <= min(pairs[0], pairs[-1]) <= max(pairs[0], pairs[-1]) <= WORD:
@@ -310,7 +310,7 @@ def fill_with_torch(out: Tensor, *, stream: NoiseStream, pairs: Tensor, first: i
 
 
 def _tiles(shape: torch.Size, *, first: int, tile: int) -> list[tuple[slice, slice]]:
-    """The counters of a [pairs, count] draw, cut into (pairs, blocks) of at most `tile` counters."""
+    """Cut the counters of a [pairs, count] draw into (pairs, blocks) of at most `tile` counters."""
     num_pairs, count = shape
     start, stop = first // PER_COUNTER, -(-(first + count) // PER_COUNTER)
     width = min(stop - start, tile)
@@ -323,7 +323,7 @@ def _tiles(shape: torch.Size, *, first: int, tile: int) -> list[tuple[slice, sli
 
 
 def _columns(blocks: slice, *, first: int, count: int) -> tuple[slice, slice]:
-    """Where the elements of `blocks` lie in the output, and which of them are wanted."""
+    """Return where the elements of `blocks` lie in the output, and which of them are wanted."""
     start, stop = blocks.start * PER_COUNTER, blocks.stop * PER_COUNTER
     low, high = max(start, first), min(stop, first + count)
     return slice(low - first, high - first), slice(low - start, high - start)

@@ -33,7 +33,7 @@ KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
 def philox(
     counter: tuple[Words, Words, Words, Words], *, key: Sequence[int] | Sequence[Tensor]
 ) -> tuple[Words, Words, Words, Words]:
-    """Four random words for each counter, whose four words have one shape; the key has two words."""
+    """Return four random words for each counter, whose four words have one shape."""
     c0: Any  # what the two libraries say of an operator differs
     c2: Any
     c0, c1, c2, c3 = counter
@@ -59,7 +59,7 @@ def philox(
 
 
 def stream_key(seed: int, *names: str) -> tuple[int, int]:
-    """The key of the stream that a seed and some names stand for; the same in every process and version."""
+    """Return the key of the stream of a seed and some names; the same in every process and version."""
     if not 0 <= seed < 1 << 64:
         raise BadInput(f"seed {seed} is not a 64-bit number", hint="give 0 to 2**64 - 1")
     text = "\0".join(names).encode()

@@ -81,7 +81,7 @@ def multiplex_linear(
     gain: Tensor,
     group_size: int,
 ) -> Tensor:
-    """The plain product, and the correction by whichever shape suits the device and the length."""
+    """Compute the plain product, and the correction in the shape that suits device and length."""
     y = F.linear(x, weight, bias).contiguous()
     if not y.numel():
         return y
@@ -115,7 +115,7 @@ def correct_rows(
 
 
 def _coefficients(x: Tensor, factor: Tensor, *, index: Tensor, gain: Tensor, group_size: int) -> Tensor:
-    """gain * (x . factor[v]) of every token, [B, n, K]."""
+    """Return gain * (x . factor[v]) of every token, [B, n, K]."""
     views = _of_batches(factor, index=index, num_rows=len(x), group_size=group_size, dtype=x.dtype)
     products = _batched(views)
     dots_BnK = products.down(products.split(x.reshape(-1, x.shape[-1])), views)
@@ -131,7 +131,7 @@ def _batched(views: FactorViews) -> Batched:
 def _of_batches(
     factor: Tensor, *, index: Tensor, num_rows: int, group_size: int, dtype: torch.dtype
 ) -> FactorViews:
-    """The factor of each batch of a batched product: a view if rows lie in groups, else a copy per row."""
+    """Return the factor of each batch of a batched product: a view if rows lie in groups, else copies."""
     chosen = (factor[: num_rows // group_size] if group_size else factor[index]).to(dtype)
     plain = chosen / INT8_SHIFT if _is_shifted(factor, dtype) else chosen
     return FactorViews(plain, plain.mT)
@@ -144,7 +144,7 @@ def _is_shifted(factor: Tensor, dtype: torch.dtype) -> bool:
 def _factor_gradient(
     factor: Tensor, *, coefficients_BnK: Tensor, inside: Tensor, index: Tensor, group_size: int
 ) -> Tensor:
-    """Sum of coefficient times inside over the tokens of each variant: the derivative of either factor."""
+    """Sum coefficient times inside over the tokens of each variant: the derivative of either factor."""
     of_batch_BKW = torch.bmm(coefficients_BnK.mT, inside.reshape(len(coefficients_BnK), -1, inside.shape[-1]))
     wide = torch.promote_types(of_batch_BKW.dtype, torch.float32)
     gradient = torch.zeros(factor.shape, dtype=wide, device=factor.device)

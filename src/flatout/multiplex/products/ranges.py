@@ -51,19 +51,19 @@ class Products(Protocol):
         """Products of one kind take the same views of a factor."""
 
     def split(self, x_NK: Tensor) -> Any:
-        """Tokens by their variants."""
+        """Split tokens by their variants."""
 
     def factor(self, factor_VRK: Tensor) -> FactorViews:
-        """A factor, or the gradient of one."""
+        """Return the views of a factor, or of a factor's gradient."""
 
     def down(self, x: Any, factor: FactorViews) -> Any:
-        """The coefficients of every token: x times its variant's factor."""
+        """Return the coefficients of every token: x times its variant's factor."""
 
     def add_up(self, y: Any, coefficients: Any, factor: FactorViews) -> None:
         """Add coefficients times the variant's factor to y."""
 
     def up(self, coefficients: Any, factor: FactorViews, *, num_tokens: int) -> Tensor:
-        """Coefficients times the variant's factor, [N, K]."""
+        """Return coefficients times the variant's factor, [N, K]."""
 
     def add_outer(self, gradient: FactorViews, coefficients: Any, x: Any) -> None:
         """Add the sum over each variant's tokens of coefficients times x to the gradient of a factor."""
@@ -77,7 +77,7 @@ def choose_path(
     rank: int,
     grouped_mm: bool | None = None,
 ) -> Decision[Path]:
-    """The kind of products for these ranges of tokens."""
+    """Choose the kind of products for these ranges of tokens."""
     if device.type != "cuda":
         return Decision(
             value="loop",
@@ -258,7 +258,7 @@ def products_of(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Products:
-    """The products of one kind for these ranges of tokens."""
+    """Make the products of one kind for these ranges of tokens."""
     if path == "loop":
         return Loop(ranges=ranges, ranks=ranks, scales=scales)
     first, last = min(one.variant for one in ranges), 1 + max(one.variant for one in ranges)
@@ -287,7 +287,7 @@ def _ascending(ranges: Sequence[VariantRange]) -> bool:
 
 
 def add_products(into: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> None:
-    """into += alpha * a b, of matrices or batches of them; `into` may be wider than the operands."""
+    """Add alpha * a b to `into`: matrices or batches of them; `into` may be wider than the operands."""
     add = torch.addmm if into.dim() == 2 else torch.baddbmm
     if into.dtype == a.dtype:
         add(into, a, b, alpha=alpha, out=into)
@@ -298,7 +298,7 @@ def add_products(into: Tensor, a: Tensor, b: Tensor, *, alpha: float = 1.0) -> N
 
 
 def wide_products(a: Tensor, b: Tensor) -> Tensor:
-    """Batches of a b, in float32 where torch gives that for narrower operands."""
+    """Return a b of batches, in float32 where torch gives that for narrower operands."""
     if a.is_cuda and a.dtype != torch.float32 and adds_into_wider(a.device, a.dtype):
         return torch.bmm(a, b, out_dtype=torch.float32)
     return torch.bmm(a, b)

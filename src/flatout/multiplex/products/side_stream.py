@@ -34,7 +34,7 @@ class SideStream:
         self._main, self._side = main, side
 
     def beside(self) -> AbstractContextManager[Any]:
-        """Code in this block waits for what the current stream was given so far, and for nothing more."""
+        """Run a block that waits for what the current stream was given so far, and for nothing more."""
         if self._side is None:
             return nullcontext()
         self._side.wait_stream(self._main)
@@ -50,7 +50,7 @@ _NONE = SideStream(main=None, side=None)
 
 
 def branch_for(x_NK: Tensor) -> SideStream:
-    """A branch of the current stream, where it pays for a pass over these tokens."""
+    """Return a branch of the current stream, where it pays for a pass over these tokens."""
     if not is_bound_by_device(x_NK):
         return _NONE
     return SideStream(main=torch.cuda.current_stream(x_NK.device), side=_side_of(x_NK.device))

@@ -52,7 +52,7 @@ class Maps:
     expand_gradient: Tensor
 
     def bound(self, products: Products) -> BoundMaps:
-        """The maps for products of one kind."""
+        """Bind the maps to products of one kind."""
         if len(self.shrink) > 1 and isinstance(products, Dense):
             return _AllAtOnce(self, products)
         if len(self.shrink) > 1 and isinstance(products, Batched):
@@ -73,7 +73,7 @@ class BoundMaps:
         )
 
     def down(self, products: Any, inside_NK: Tensor, gain: Tensor | None) -> tuple[Any, Any]:
-        """The coefficients of all maps, and what the backward needs beside them."""
+        """Return the coefficients of all maps, and what the backward needs beside them."""
         inside = products.split(inside_NK)
         if gain is None:
             return [products.down(inside, shrink) for shrink in self.shrinks], None
@@ -86,7 +86,7 @@ class BoundMaps:
             products.add_up(products.split(y_NO), own, expand)
 
     def outside(self, products: Any, dys: Sequence[Tensor]) -> tuple[Any, Any]:
-        """The gradients to y as the base's products take them, and as the thin ones do."""
+        """Return the gradients to y as the base's products take them, and as the thin ones do."""
         flat = [dy if dy.ndim == 2 else dy.reshape(-1, dy.shape[-1]) for dy in dys]
         return flat, [products.split(dy_NO) for dy_NO in flat]
 
@@ -97,7 +97,7 @@ class BoundMaps:
     def back(
         self, products: Any, outside: Any, *, kept: Any, gain: Tensor | None
     ) -> tuple[Any, Tensor | None]:
-        """The coefficients of the gradients, and the gradient to the gain."""
+        """Return the coefficients of the gradients, and the gradient to the gain."""
         if gain is None:
             return [products.down(dy, expand) for dy, expand in zip(outside, self.expands, strict=True)], None
         raws = [products.raw(dy, expand) for dy, expand in zip(outside, self.expands, strict=True)]
@@ -110,7 +110,7 @@ class BoundMaps:
             products.add_outer(gradient, own, inside)
 
     def up(self, products: Any, back: Any, *, kept: Any, num_tokens: int) -> Tensor:
-        """The gradient to x that comes through the corrections."""
+        """Return the gradient to x through the corrections."""
         dx_NK: Tensor = products.up(back[0], self.shrinks[0], num_tokens=num_tokens)
         if self.num > 1:
             into = products.split(dx_NK)
@@ -205,7 +205,7 @@ class _AllAtOnce(BoundMaps):
         dx_NK.addmm_(flat, self.weight)
 
     def _by_map(self, y: Tensor) -> Tensor:
-        """[N, M * O] as [M, N, O], where it lies."""
+        """View [N, M * O] as [M, N, O]."""
         return y.view(len(y), self.num, -1).transpose(0, 1)
 
 
@@ -217,7 +217,7 @@ class Dropout:
     keep_of_tokens: Tensor | None  # [N, 1], otherwise
 
     def apply(self, x_NK: Tensor) -> tuple[Tensor, Tensor]:
-        """What is left of x, and the mask that `back` wants."""
+        """Return x with dropout applied, and the mask that `back` wants."""
         if self.keep_of_tokens is None:
             assert self.keep is not None
             return torch.native_dropout(x_NK, 1 - self.keep, True)
@@ -226,7 +226,7 @@ class Dropout:
         return x_NK * mask, mask
 
     def back(self, through_NK: Tensor, mask: Tensor) -> Tensor:
-        """The gradient to x of what came through to what was kept; `through` is spent."""
+        """Return the gradient to x from the gradient to the kept part; `through` is overwritten."""
         if self.keep_of_tokens is None:
             assert self.keep is not None
             gradient: Tensor = torch.ops.aten.native_dropout_backward(through_NK, mask, 1 / self.keep)
@@ -243,7 +243,7 @@ def corrected_maps(
     dropout: Dropout | None = None,
     gain: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
-    """What each of the maps gives, corrected.
+    """Return the corrected result of each map.
 
     `anchor` is any tensor that requires gradients: the first layer's x requires none, and the factors, whose
     gradients go to the caller's buffers, are no inputs.  `gain` is that of dense products where its own

@@ -90,7 +90,7 @@ def _need(part: TaskPart) -> str:
 
 
 def record_of(part: TaskPart, text: str, *, context: str | None) -> Record:
-    """A text as a record of a task, without its answer."""
+    """Make a record of a task from a text, without its answer."""
     if takes_context(part) != (context is not None):
         raise BadInput(f"{part.name} {_need(part)}", hint="give --context" if context is None else "omit it")
     row = {name: context if name == part.task.context else text for name in part.task.inputs}

@@ -116,7 +116,7 @@ class Evaluation:
     classes: dict[str, dict[str, ClassScore]] = field(default_factory=dict)  # by task that has some
 
     def score(self, task: str, routing: RoutingName, *, adapter: str | None = None) -> float | None:
-        """A task's metric; of "single" without an adapter, under the one that does best on average."""
+        """Return a task's metric; "single" without an adapter takes the one that is best on average."""
         if routing == "single" and adapter is None:
             adapter = self.best_single
         for each in self.scores:
@@ -144,18 +144,18 @@ class Evaluation:
         return max(means, key=lambda adapter: means[adapter]) if means else None
 
     def mean(self, routing: RoutingName) -> float | None:
-        """The mean of all tasks' metrics."""
+        """Return the mean of all tasks' metrics."""
         return self._mean([self.score(task, routing) for task in self.tasks])
 
     @staticmethod
     def _mean(values: Sequence[float | None]) -> float | None:
-        """None where one is not known: a mean over other tasks could not be compared."""
+        """Return the mean; None where a value is unknown, because means over other tasks do not compare."""
         known = [value for value in values if value is not None]
         return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 def with_heads_only(evaluation: Evaluation, other: Evaluation) -> Evaluation:
-    """The evaluation beside that of a run without adapters, task by task."""
+    """Return the evaluation with the scores of a run without adapters beside it, task by task."""
     oracle = next((each for each in other.scores if each.routing == "oracle"), None)
     if oracle is None or not set(oracle.by_task) & set(evaluation.tasks):
         raise BadInput(

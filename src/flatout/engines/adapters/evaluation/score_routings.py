@@ -61,7 +61,7 @@ class Plan:
     weights: Tensor  # [N, T], on the host
 
     def sole(self) -> list[int | None]:
-        """The adapter that has a row's whole weight, for each row; None where several share it."""
+        """Return the adapter that has a row's whole weight, for each row; None where several share it."""
         top = self.weights.max(dim=-1)
         return [
             adapter if weight > ALMOST_ONE else None
@@ -150,7 +150,7 @@ def make_plans(
     route: Route | None,
     seed: int,
 ) -> list[Plan]:
-    """The weights of the rows of task `number` under every routing; "end-to-end" has those of "routed"."""
+    """Weigh the rows of task `number` under every routing; "end-to-end" takes the weights of "routed"."""
 
     def under(adapters_N: Tensor) -> Tensor:
         return F.one_hot(adapters_N, num_tasks).float()
@@ -172,7 +172,7 @@ def make_plans(
 
 
 def pairs_to_run(plans: Sequence[Plan]) -> dict[tuple[int, bool], list[int]]:
-    """By (adapter, whether answers are written out): the rows that any plan puts under it alone, each once.
+    """Return, by (adapter, whether to write answers out), the rows that any plan puts under it alone.
 
     Writing an answer out costs a pass of the decoder per word, so it is done for the rows that someone reads.
     """
@@ -194,7 +194,7 @@ class _Runner:
         self._encoder, self._tokenizer, self._pad_id, self._tokens = encoder, tokenizer, pad_id, tokens
 
     def answers(self, subject: Subject, plans: Sequence[Plan], *, number: int) -> list[list[Prediction]]:
-        """The predictions of every plan, in the order of the records."""
+        """Return the predictions of every plan, in the order of the records."""
         under: dict[tuple[int, int], Prediction] = {}
         for (adapter, write), rows in pairs_to_run(plans).items():
             for row, said in self._predict(subject, rows, adapter=adapter, write=write):
@@ -220,7 +220,7 @@ class _Runner:
         write: bool,
         weights_NT: Tensor | None = None,
     ) -> Iterator[tuple[int, Prediction]]:
-        """Each of the rows and its prediction, batch by batch."""
+        """Yield each row and its prediction, batch by batch."""
         for batch in evaluation_batches(
             subject.task,
             [subject.examples[row] for row in rows],
@@ -249,7 +249,7 @@ def _end_to_end(said: Sequence[Prediction], route: Route, *, number: int) -> lis
 
 
 def _score_classes(subject: Subject, said: Sequence[Prediction]) -> dict[str, ClassScore]:
-    """The points and the rows of every class of a task; none where it has none."""
+    """Return the rows and the points of every class; nothing for a task without classes."""
     if not said:
         return {}
     counts = Counter(subject.task.class_of(record) for record in subject.records)
@@ -266,7 +266,7 @@ def _show_rows(
     *,
     number: int,
 ) -> Iterator[ShownRow]:
-    """The first rows of a task, as they stand in its data: nobody chose the best."""
+    """Yield the first rows of a task in the order of its data: nobody picked the best."""
     known = (*subject.task.inputs, *subject.task.answers)
     for row, record in enumerate(subject.records[:number]):
         yield ShownRow(

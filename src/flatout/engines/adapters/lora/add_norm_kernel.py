@@ -80,7 +80,7 @@ def add_norm_backward(
 def forward(
     branch: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The sum, its norm, and the mean and inverse deviation of each row; the operands are contiguous."""
+    """Return the sum, its norm, and each row's mean and inverse deviation; operands are contiguous."""
     num, width = branch.shape
     total, normed = torch.empty_like(branch), torch.empty_like(branch)
     mean, rstd = (torch.empty(num, device=branch.device) for _ in range(2))
@@ -94,7 +94,7 @@ def forward(
 def backward(
     first: Tensor, second: Tensor | None, total: Tensor, mean: Tensor, rstd: Tensor, weight: Tensor
 ) -> Tensor:
-    """The gradient to the sum, from one reader's or two."""
+    """Return the gradient to the sum, from one reader's gradient or from two."""
     num, width = total.shape
     gradient = torch.empty_like(total)
     add_norm_backward[(num,)](

@@ -41,7 +41,7 @@ _bounds: ContextVar[RowBounds] = ContextVar("flatout_packed_rows")
 
 
 def choose_kernel(*, device: torch.device, dtype: torch.dtype) -> Decision[Kernel]:
-    """Which attention runs on this device in this precision."""
+    """Choose the attention kernel for this device and precision."""
     if device.type != "cuda":
         return Decision(
             value="portable", reason=f"no variable-length kernel on {device.type}", source="computed"
@@ -60,7 +60,7 @@ def choose_kernel(*, device: torch.device, dtype: torch.dtype) -> Decision[Kerne
 
 
 def bounds_of(layout: Layout, kernel: Kernel) -> RowBounds:
-    """The tensors that this kernel needs for these rows."""
+    """Return the tensors that this kernel needs for these rows."""
     if kernel == "varlen":
         return RowBounds(layout=layout, cumulative=layout.cumulative(), key_masks=())
     return RowBounds(layout=layout, cumulative=None, key_masks=layout.key_masks())
@@ -68,7 +68,7 @@ def bounds_of(layout: Layout, kernel: Kernel) -> RowBounds:
 
 @contextmanager
 def rows(bounds: RowBounds) -> Iterator[None]:
-    """The rows that packed attention keeps apart within this block of code."""
+    """Set the rows that packed attention keeps apart inside the block."""
     token = _bounds.set(bounds)
     try:
         yield
@@ -93,7 +93,7 @@ def packed_attention(
     dropout: float = 0.0,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Query, key and value [1, heads, N, width] to [1, N, heads, width]."""
+    """Attend from query, key and value [1, heads, N, width] to [1, N, heads, width]."""
     bounds = _bounds.get()
     unknown = [
         name for name in ("position_bias", "sliding_window", "softcap") if others.get(name) is not None
@@ -111,7 +111,7 @@ def packed_attention(
 def attend(
     q_NHD: Tensor, k_NHD: Tensor, v_NHD: Tensor, bounds: RowBounds, *, scaling: float | None
 ) -> Tensor:
-    """Attention of packed tokens, [N, heads, width] in and out."""
+    """Attend among packed tokens, [N, heads, width] in and out."""
     kernel = _portable if bounds.cumulative is None else _variable_length
     return kernel(q_NHD, k_NHD, v_NHD, bounds, scaling)
 

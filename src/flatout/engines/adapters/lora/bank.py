@@ -146,7 +146,7 @@ class AdapterBank:
         return len(self.specs)
 
     def number(self, name: str) -> int:
-        """The number of an adapter by its name."""
+        """Return the number of an adapter by its name."""
         if name not in self.names:
             raise BadInput(f"no adapter {name!r}", hint=near_hint(name, self.names))
         return self.names.index(name)
@@ -159,7 +159,7 @@ class AdapterBank:
     def maps(
         self, sites: Sequence[AdapterSite], *, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
     ) -> Maps:
-        """Linear maps of one input with their factors: one map, or several that are `stackable`.
+        """Return linear maps of one input with their factors: one map, or several that are `stackable`.
 
         Weights of several are copied into one; the factors are views.
         """
@@ -189,7 +189,7 @@ class AdapterBank:
         self.gradients.zero_()
 
     def initialise(self, seed: int) -> None:
-        """A as PEFT draws it, B zero: every adapter begins as the plain model.
+        """Draw A as PEFT does and set B to zero: every adapter begins as the plain model.
 
         Each factor is drawn from a seed of its own, made of the names, so that adding an adapter or a target
         changes no other.
@@ -207,7 +207,7 @@ class AdapterBank:
         self.refresh()
 
     def state_dict(self, name: str) -> dict[str, Tensor]:
-        """One adapter under the names of PEFT: lora_A.weight [rank, in], lora_B.weight [out, rank]."""
+        """Return one adapter under PEFT's names: lora_A.weight [rank, in], lora_B.weight [out, rank]."""
         number = self.number(name)
         rank = self.specs[number].rank
         found = {}
@@ -265,7 +265,7 @@ def stackable(sites: Sequence[AdapterSite]) -> bool:
 
 
 def _sites(model: nn.Module, specs: Sequence[AdapterSpec]) -> dict[str, AdapterSite]:
-    """Every linear map that some adapter targets, in the order of the model."""
+    """Find every linear map that some adapter targets, in the order of the model."""
     linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
     for spec in specs:
         for target in spec.targets:
@@ -291,7 +291,7 @@ def _sites(model: nn.Module, specs: Sequence[AdapterSpec]) -> dict[str, AdapterS
 
 
 def _near(target: str, linears: Mapping[str, Any] | Iterable[str]) -> str:
-    """The endings of the model's linear maps that are nearest to what was asked for."""
+    """Suggest the endings of the model's linear maps that are nearest to the one asked for."""
     endings: dict[str, None] = {}
     for name in linears:
         parts = [part for part in name.split(".") if not part.isdigit()]

@@ -54,7 +54,7 @@ class TokenBlock:
     types: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Shapes only: looking at values would wait for the device."""
+        """Check shapes only: to look at values would wait for the device."""
         if self.ids.ndim != 2 or self.lengths.shape != self.ids.shape[:1] or not self.ids.numel():
             raise BadInput(
                 f"a block of ids {tuple(self.ids.shape)} and lengths {tuple(self.lengths.shape)}",
@@ -81,11 +81,11 @@ class TokenBlock:
         return self.ids.numel()
 
     def mask(self) -> Tensor:
-        """[rows, length], True at real tokens."""
+        """Return [rows, length], True at real tokens."""
         return torch.arange(self.length, device=self.lengths.device) < self.lengths[:, None]
 
     def to(self, device: torch.device | str) -> TokenBlock:
-        """The block on another device; copies from pinned memory do not wait."""
+        """Copy the block to another device; copies from pinned memory do not wait."""
         return TokenBlock(
             adapter=self.adapter,
             ids=self.ids.to(device, non_blocking=True),
@@ -107,7 +107,7 @@ def block_of(
     length_multiple: int = 1,
     device: torch.device | str = "cpu",
 ) -> TokenBlock:
-    """A block from lists of token numbers, filled up to multiples so that few shapes occur.
+    """Make a block from lists of token numbers, padded to multiples so that few shapes occur.
 
     `types` gives the token types of each example, or None for all; rows that fill up hold `pad_id` and have
     length 1.
@@ -183,7 +183,7 @@ class Frame:
 
 
 def frame(shapes: Shapes, *, device: torch.device | str) -> Frame:
-    """The frame of blocks of these shapes."""
+    """Make the frame of blocks of these shapes."""
     ranges: list[VariantRange] = []
     runs: list[Rectangle] = []
     starts: list[int] = []
@@ -219,7 +219,7 @@ class Layout:
     lengths: Tensor  # [rows] int64, of all blocks in order
 
     def cumulative(self) -> Tensor:
-        """Bounds of 2 * rows sequences, int32: the real tokens of a row, then its padding.
+        """Return the bounds of 2 * rows sequences, int32: the real tokens of a row, then its padding.
 
         Padding attends only to padding, so that attention needs no mask and no token is left out.
         """
@@ -228,7 +228,7 @@ class Layout:
         return torch.cat((bounds, self.frame.end))
 
     def key_masks(self) -> tuple[Tensor | None, ...]:
-        """For each run [rows, 1, 1, length], True at tokens that may be attended to; None where all may.
+        """Return for each run [rows, 1, 1, length], True at tokens that may be seen; None where all may.
 
         On a GPU there is always a mask: to see that none is needed would wait for the device.
         """
@@ -246,7 +246,7 @@ class Layout:
 
 
 def layout(blocks: Blocks, *, known: Frame | None = None) -> Layout:
-    """The layout of a batch; `known` is its frame, where it was made before."""
+    """Make the layout of a batch; `known` is its frame, if it exists already."""
     if not blocks:
         raise BadInput("no block to encode", hint="give at least one")
     lengths = blocks[0].lengths if len(blocks) == 1 else torch.cat([block.lengths for block in blocks])
@@ -254,7 +254,7 @@ def layout(blocks: Blocks, *, known: Frame | None = None) -> Layout:
 
 
 def rows_of(states: Tensor, shapes: Shapes) -> tuple[Tensor, ...]:
-    """Packed states [N, width] as one [rows, length, width] per block."""
+    """Split packed states [N, width] into one [rows, length, width] per block."""
     width = states.shape[-1]
     parts = states.view(-1, width).split([shape.num_tokens for shape in shapes])
     return tuple(

@@ -22,7 +22,7 @@ MAX_CHUNK_BYTES = 128 * 2**20  # of float32 logits
 
 
 def rows_per_chunk(vocabulary: int, *, max_bytes: int = MAX_CHUNK_BYTES) -> int:
-    """How many rows of logits fit `max_bytes`; one at least."""
+    """Return how many rows of logits fit `max_bytes`; at least one."""
     return max(1, max_bytes // (4 * vocabulary))
 
 
@@ -34,7 +34,7 @@ def chunked_cross_entropy(
     bias_V: Tensor | None = None,
     max_chunk_bytes: int = MAX_CHUNK_BYTES,
 ) -> Tensor:
-    """The mean of -log softmax(hidden @ embedding.T + bias) at the targets that are not IGNORED; else 0."""
+    """Return the mean cross-entropy of softmax(hidden @ embedding.T + bias), IGNORED targets left out."""
     rows = rows_per_chunk(len(embedding_VH), max_bytes=max_chunk_bytes)
     loss: Tensor = _ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden_MH, embedding_VH, bias_V, targets_M, rows
@@ -49,7 +49,7 @@ def chunked_argmax(
     bias_V: Tensor | None = None,
     max_chunk_bytes: int = MAX_CHUNK_BYTES,
 ) -> Tensor:
-    """The likeliest word at each of M places."""
+    """Return the most likely word at each of M places."""
     rows = rows_per_chunk(len(embedding_VH), max_bytes=max_chunk_bytes)
     hidden_MH, embedding_VH = _alike(hidden_MH, embedding_VH)
     best = [_logits(hidden_MH[part], embedding_VH, bias_V).argmax(1) for part in _parts(len(hidden_MH), rows)]
@@ -61,7 +61,7 @@ def _parts(length: int, rows: int) -> Iterator[slice]:
 
 
 def _alike(hidden: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in the precision the vocabulary is multiplied in: autocast's, else that of the embedding."""
+    """Cast both to the dtype that logits are computed in: autocast's, else the embedding's."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else embedding.dtype
     return hidden.to(dtype), embedding.to(dtype)

@@ -120,7 +120,7 @@ class PackedEncoder:
         mixture: Tensor | None = None,
         dropout: bool = False,
     ) -> tuple[Tensor, ...]:
-        """The last states of every block, [rows, length, width] each, in the encoder's dtype.
+        """Return the last states of every block, [rows, length, width] each, in the encoder's dtype.
 
         `adapters=False` is the plain model.  `mixture` [rows of all blocks, adapters] runs every row with a
         weighted sum of all adapters, differentiable to the weights.  `dropout` is that of the adapters;
@@ -133,13 +133,13 @@ class PackedEncoder:
         return rows_of(self._run(blocks, prepared), prepared.frame.shapes)
 
     def depths(self, block: TokenBlock) -> tuple[Tensor, ...]:
-        """The plain model's states of one block: of its words alone, then after each layer."""
+        """Return the plain model's states of one block: of its words alone, then after each layer."""
         prepared = self.prepare(shapes_of((block,)))
         found = self._run_whole((block,), prepared, output_hidden_states=True).hidden_states
         return tuple(rows_of(states, prepared.frame.shapes)[0] for states in found)
 
     def _run(self, blocks: Blocks, prepared: Prepared) -> Tensor:
-        """The last states of all blocks side by side, under the pass that is set."""
+        """Return the last states of all blocks, end to end, under the current pass."""
         if self._layers is None:
             states: Tensor = self._run_whole(blocks, prepared).last_hidden_state
             return states
@@ -154,7 +154,7 @@ class PackedEncoder:
             self._end_pass()
 
     def _run_whole(self, blocks: Blocks, prepared: Prepared, **options: Any) -> Any:
-        """What the model itself gives."""
+        """Run the model's own forward and return what it returns."""
         bounds = attention.bounds_of(layout(blocks, known=prepared.frame), self.kernel.value)
         config = self.model.config
         before = config._attn_implementation
@@ -172,7 +172,7 @@ class PackedEncoder:
             group.empty()
 
     def prepare(self, shapes: Shapes) -> Prepared:
-        """What blocks of these shapes need; kept for the next batch of the same shapes."""
+        """Prepare for blocks of these shapes; kept for the next batch of the same shapes."""
         known = self._prepared.get(shapes)
         if known is not None:
             self._prepared.move_to_end(shapes)
@@ -242,7 +242,7 @@ class PackedEncoder:
         return forward
 
     def _corrected(self, x: Tensor, name: str, now: _Pass) -> Tensor:
-        """The result of one map; the first map of a group that is called computes all."""
+        """Return the result of one map; the first call to a map of a group computes the whole group."""
         group, place = self._places[name]
         if group.x is x:
             return group.results[place]
@@ -269,7 +269,7 @@ class PackedEncoder:
         )
 
     def _find_siblings(self, calls: list[tuple[str, Tensor]]) -> None:
-        """Group the maps that read one and the same input, by the calls of a pass."""
+        """Group the maps that read the same input, by the calls of a pass."""
         for _, same in groupby(calls, key=lambda call: id(call[1])):
             names = [name for name, _ in same]
             assert self.bank is not None
@@ -317,7 +317,7 @@ class PackedEncoder:
 
     @torch.no_grad()
     def _check(self) -> list[tuple[str, Tensor]]:
-        """Two rows of different lengths must come out as they do alone: not every encoder can be packed.
+        """Refuse a model whose states change when rows are packed: not every encoder can be packed.
 
         Returns the linear maps in the order of their calls, with their inputs.
         """
@@ -350,7 +350,7 @@ def _packed(parts: list[Tensor]) -> Tensor:
 
 
 def _positions(model: nn.Module) -> tuple[int | None, int | None]:
-    """The number of a row's first position and how many there are.
+    """Return the number of a row's first position and how many there are.
 
     RoBERTa's follow the padding's.  None where the model takes no positions, or does not look them up.
     """
@@ -364,7 +364,7 @@ def _positions(model: nn.Module) -> tuple[int | None, int | None]:
 
 
 def pooled(states: Tensor, lengths: Tensor) -> Tensor:
-    """The mean of each row's real tokens: [rows, length, width] -> [rows, width]."""
+    """Return the mean of each row's real tokens: [rows, length, width] -> [rows, width]."""
     places = torch.arange(states.shape[1], device=states.device)
     real = (places < lengths[:, None]).to(states.dtype)
     return torch.einsum("blh,bl->bh", states, real) / lengths[:, None]

@@ -51,7 +51,7 @@ class EncoderLayer:
     scaling: float
 
     def __call__(self, x_NW: Tensor, residual_NW: Tensor, bounds: RowBounds) -> tuple[Tensor, Tensor]:
-        """The states after this layer, for its two readers: the next one's maps and its residual add.
+        """Return the states after this layer, for its two readers: the next layer's maps and residual add.
 
         `forward` of a linear map may be an adapted one.
         """
@@ -70,7 +70,7 @@ class EncoderLayer:
 
 
 def layers_of(model: Any) -> tuple[EncoderLayer, ...] | None:
-    """The layers of a model, first to last; None where its family is another."""
+    """Return the layers of a model, first to last; None for another family."""
     config = model.config
     is_known = config.model_type in FAMILIES and not getattr(config, "is_decoder", False)
     if not is_known or getattr(config, "position_embedding_type", "absolute") != "absolute":
@@ -115,7 +115,7 @@ def added_norm(norm: nn.LayerNorm, branch_NW: Tensor, residual_NW: Tensor) -> tu
 def fused(
     norm: nn.LayerNorm, branch_NW: Tensor, residual_NW: Tensor, kernels: NormKernels
 ) -> tuple[Tensor, Tensor]:
-    """The same by these kernels."""
+    """Do the same with these kernels."""
     pair: tuple[Tensor, Tensor] = _AddedNorm.apply(  # type: ignore[no-untyped-call]
         branch_NW, residual_NW, norm.weight, norm.bias, norm.eps, kernels
     )
@@ -154,7 +154,7 @@ class _AddedNorm(torch.autograd.Function):
 
 @functools.cache
 def _kernels(device: torch.device, dtype: torch.dtype, width: int) -> NormKernels | None:
-    """The kernels, compiled for this width by a first row; None where they cannot be had."""
+    """Compile the kernels for this width with a first row; None where that fails."""
     if not HAS_TRITON or width > WIDEST or torch.cuda.get_device_capability(device) < (8, 0):
         return None
     if device.index != torch.cuda.current_device():  # where triton launches

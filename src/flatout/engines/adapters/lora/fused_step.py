@@ -65,14 +65,14 @@ class FusedStep:
         return self._recorder.decision
 
     def num_not_finite(self) -> dict[str, int]:
-        """Calls in a row, the last one included, in which an adapter's loss was not finite.
+        """Count the latest calls in a row in which an adapter's loss was not finite.
 
         Waits for the device.
         """
         return {name: int(count) for name, count in zip(self.bank.names, self._bad.tolist(), strict=True)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """The optimizer's, and what is counted here; at an update."""
+        """Return the optimizer's state and the counts kept here, at an update."""
         tensors, numbers = self.optimizer.state()
         return tensors, {**numbers, "not_finite": self.num_not_finite()}
 
@@ -83,7 +83,7 @@ class FusedStep:
         self._bad.copy_(torch.tensor([float(counts.get(name, 0)) for name in self.bank.names]))
 
     def __call__(self, batches: Sequence[Any]) -> Tensor:
-        """Losses [adapters] on the device; NaN for those without a batch."""
+        """Run a step; return the losses [adapters] on the device, NaN for adapters without a batch."""
         numbers = [batch.block.adapter for batch in batches]
         if not numbers or sorted(set(numbers)) != numbers:
             raise BadInput(f"batches of adapters {numbers}", hint="give one per adapter, in their order")
@@ -113,13 +113,13 @@ class FusedStep:
         return self._by_adapter(batches, losses)
 
     def _count_bad(self, batches: Sequence[Any], losses: Tensor) -> None:
-        """On the device: one more where the loss is not finite, and zero where it is."""
+        """Count, on the device, calls without a finite loss; a finite one resets the count."""
         own = [self._bad_of[batch.block.adapter] for batch in batches]
         torch._foreach_add_(own, 1.0)
         torch._foreach_mul_(own, list(_is_bad(losses).float().unbind()))
 
     def _parts(self, batches: Sequence[Any]) -> list[list[Any]]:
-        """The batches of each pass: all in one on a GPU, and no more than its caches hold on a CPU."""
+        """Split batches into passes: one on a GPU; on a CPU, as much as its caches hold in each."""
         if self.encoder.device.type == "cuda":
             return [list(batches)]
         parts: list[list[Any]] = []
@@ -133,7 +133,7 @@ class FusedStep:
         return parts
 
     def _backward(self, batches: Sequence[Any]) -> Tensor:
-        """One pass forwards and backwards; the losses [batches], detached."""
+        """Run one pass forwards and backwards; return the detached losses [batches]."""
         states = self.encoder(tuple(batch.block for batch in batches), dropout=True)
         with half_precision(self.encoder):
             losses = [
@@ -173,7 +173,7 @@ class FusedStep:
 
 
 def _is_bad(losses: Tensor) -> Tensor:
-    """True where a loss is not finite; two kernels, where isfinite takes four."""
+    """Return True where a loss is not finite, in two kernels; isfinite takes four."""
     return (losses - losses).isnan()
 
 
@@ -182,7 +182,7 @@ def _unless(is_bad: Tensor, zero: Tensor, gradient: Tensor) -> Tensor:
 
 
 def half_precision(encoder: PackedEncoder) -> torch.autocast:
-    """What heads and losses compute in: the encoder's precision where that is half."""
+    """Return the autocast for heads and losses: the encoder's precision where that is half."""
     half = encoder.dtype != torch.float32
     # A cast that autocast keeps for later would belong to the graph that made it.
     return torch.autocast(

@@ -28,7 +28,7 @@ class GradientSum:
     def where_needed(
         cls, *, accumulation: int, device: torch.device, total: Total | None
     ) -> GradientSum | None:
-        """None where gradients may add up in place: of one batch, or on a GPU alone, for speed."""
+        """Return None where gradients may add up in place: with one batch, or on a single GPU, for speed."""
         if total is not None:
             return cls(total)
         return cls() if accumulation > 1 and device.type == "cpu" else None

@@ -35,7 +35,7 @@ class StepSettings:
     clip_norm: float | None = 1.0
 
     def rate_at(self, step: int) -> float:
-        """The learning rate of update `step`, counted from 0."""
+        """Return the learning rate of update `step`, counted from 0."""
         warmup = int(self.warmup_share * self.num_steps)
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup
@@ -126,21 +126,21 @@ class AdapterOptimizer:
         return bool(self._scalers)
 
     def finish(self, name: str) -> None:
-        """The adapter leaves: its parameters do not change any more."""
+        """Let an adapter leave: its parameters no longer change."""
         self.bank.number(name)
         self._groups[name].active = False
 
     def num_steps(self, name: str) -> int:
-        """Updates made of a group."""
+        """Return how many updates a group has had."""
         return self._groups[name].num_steps
 
     def rate(self, name: str) -> float:
-        """The learning rate of a group's next update."""
+        """Return the learning rate of a group's next update."""
         group = self._groups[name]
         return group.settings.rate_at(group.num_steps)
 
     def scaled(self, name: str, loss: Tensor) -> Tensor:
-        """The loss as its backward wants it."""
+        """Scale a loss for its backward."""
         return self._scalers[name].scale(loss) if self._scalers else loss
 
     def write_rates(self) -> None:
@@ -154,7 +154,7 @@ class AdapterOptimizer:
             self._groups[name].num_steps += 1
 
     def gradients(self, names: Iterable[str]) -> list[Tensor]:
-        """The gradients that an update of these adapters reads: what processes average before it."""
+        """Return the gradients that an update of these adapters reads; processes sum them before it."""
         found = []
         for name in self._updated(names):
             for parameter in self._groups[name].parameters:
@@ -164,7 +164,7 @@ class AdapterOptimizer:
         return found
 
     def update(self, names: Iterable[str]) -> None:
-        """Clip and update these adapters, and what is shared; then zero every gradient."""
+        """Clip and update these adapters and the shared group; then zero every gradient."""
         updated = [name for name in self._updated(names) if self._groups[name].optimizer is not None]
         if self._scalers:
             self.gradients(names)  # a scale can only be taken back from gradients that are there
@@ -184,14 +184,14 @@ class AdapterOptimizer:
             scaler.update()
 
     def zero_gradients(self) -> None:
-        """Zero the bank's gradients in one kernel, and those of heads and of what is shared in place."""
+        """Zero the bank's gradients in one kernel, and those of heads and the shared group in place."""
         self.bank.zero_gradients()
         others = [parameter.grad for parameter in self._others if parameter.grad is not None]
         if others:
             torch._foreach_zero_(others)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything but the parameters: tensors under flat names, and numbers for JSON."""
+        """Return everything but the parameters: tensors under flat names, and numbers for JSON."""
         tensors: dict[str, Tensor] = {}
         for name, group in self._groups.items():
             for number, parameter in enumerate(group.parameters):
@@ -247,7 +247,7 @@ class AdapterOptimizer:
                 kept[key] = value.to(device=parameter.device, dtype=torch.float32, copy=True)
 
     def _updated(self, names: Iterable[str]) -> list[str]:
-        """The groups of an update, in their own order."""
+        """Return the groups of an update, in their own order."""
         wanted = {name for name in names if self._groups[name].active}
         if wanted & self._sharers:
             wanted.add(SHARED)

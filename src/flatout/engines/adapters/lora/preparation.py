@@ -42,7 +42,7 @@ def prepared_for(
     dtype: torch.dtype,
     path: Path | None = None,
 ) -> Prepared:
-    """Everything for blocks of these shapes; `path` is the kind of products, None chooses."""
+    """Prepare everything for blocks of these shapes; `path` is the kind of products, None chooses."""
     made = frame(shapes, device=device)
     if bank is None:
         return Prepared(frame=made)

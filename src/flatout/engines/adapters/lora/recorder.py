@@ -39,7 +39,7 @@ Step = Callable[[Sequence[Any]], Tensor]
 
 
 def tensors_of(batch: Any, prefix: str = "") -> dict[str, Tensor]:
-    """All tensors of a batch (a dataclass), of its dataclasses and dicts, by where they are."""
+    """Collect the tensors of a batch, of its dataclasses and dicts, by their place in it."""
     found: dict[str, Tensor] = {}
     for name, value in _parts(batch).items():
         if isinstance(value, Tensor):
@@ -50,7 +50,7 @@ def tensors_of(batch: Any, prefix: str = "") -> dict[str, Tensor]:
 
 
 def with_tensors(batch: Any, tensors: dict[str, Tensor], prefix: str = "") -> Any:
-    """The batch with other tensors in the places that `tensors_of` names."""
+    """Return the batch with other tensors in the places that `tensors_of` names."""
     changes: dict[str, Any] = {}
     for name, value in _parts(batch).items():
         if isinstance(value, Tensor):
@@ -65,7 +65,7 @@ def _parts(batch: Any) -> dict[str, Any]:
 
 
 def signature(batches: Sequence[Any]) -> Hashable:
-    """What must be equal for two lists of batches to share a graph."""
+    """Return what must be equal for two lists of batches to share a graph."""
     return tuple(
         (
             batch.block.adapter,
@@ -127,7 +127,7 @@ def capture(step: Step, batches: Sequence[Any], *, device: torch.device, pool: A
 
 
 def _draw_on(device: torch.device, drawn: Tensor) -> None:
-    """Random numbers go on from `drawn`: a recording that breaks off leaves their source waiting for more."""
+    """Continue random numbers from `drawn`: a failed recording leaves the generator in capture mode."""
     fresh = torch.Generator(device)
     fresh.set_state(drawn)
     number = torch.empty(0, device=device).get_device()
@@ -136,7 +136,7 @@ def _draw_on(device: torch.device, drawn: Tensor) -> None:
 
 @functools.cache
 def _recording_stream(device: torch.device) -> Any:
-    """The graph keeps its priority: what runs beside it (`side_stream`) takes what it leaves of the GPU."""
+    """Make a stream of high priority: work beside it (`side_stream`) takes what it leaves of the GPU."""
     return torch.cuda.Stream(device, priority=-1)
 
 
@@ -176,7 +176,7 @@ class Recorder:
         )
 
     def __call__(self, step: Step, batches: Sequence[Any], *, key: Hashable) -> Tensor:
-        """What `step` gives for these batches; `key` tells steps apart that differ in more than shapes."""
+        """Run `step` on these batches; `key` separates steps that differ in more than shapes."""
         if self.decision.value == "eager":
             return step(batches)
         whole = (signature(batches), key)

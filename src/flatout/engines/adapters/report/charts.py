@@ -59,7 +59,7 @@ def show_exact_share(share: float | None) -> str:
 
 
 def score_dots(evaluation: Evaluation) -> RowChart:
-    """A row from 0 to 100 points per task, with a dot for each routing."""
+    """Draw a row from 0 to 100 points per task, with a dot for each routing."""
     found = {task: _values(evaluation, task) for task in evaluation.tasks}
     seen = [kind for kind in reversed(KINDS) if any(kind in values for values in found.values())]
     chart = RowChart(across=POINTS, height=26)
@@ -96,7 +96,7 @@ def _values(evaluation: Evaluation, task: str) -> dict[str, float]:
 
 
 def confusion(quality: RoutingQuality, tasks: Sequence[str]) -> Matrix:
-    """Where the rows of each task went."""
+    """Show which adapter the rows of each task went to."""
 
     def cell(task: str, adapter: str, count: int, total: int) -> Cell:
         return Cell(
@@ -122,7 +122,7 @@ def confusion(quality: RoutingQuality, tasks: Sequence[str]) -> Matrix:
 
 
 def transfer(evaluation: Evaluation) -> Matrix | None:
-    """Each task's score with all of its rows under one adapter; None where no two adapters were tried."""
+    """Show each task's score with all rows under one adapter; None unless two adapters were tried."""
     adapters = [name for name in evaluation.tasks if name in evaluation.adapters]
     if len(adapters) < 2:
         return None
@@ -151,7 +151,7 @@ def transfer(evaluation: Evaluation) -> Matrix | None:
 
 
 def confidence_bars(quality: RoutingQuality) -> Drawing:
-    """How many rows have which confidence: those routed correctly at the bottom, the others on top."""
+    """Draw rows by confidence: those routed correctly at the bottom, the others on top."""
     most = max((each.num_rows for each in quality.bins), default=0) or 1
     bars = [
         Column(
@@ -177,7 +177,7 @@ def confidence_bars(quality: RoutingQuality) -> Drawing:
 
 
 def reliability(quality: RoutingQuality) -> Drawing:
-    """The share that is right over the confidence: on the dashed line, confidence is true."""
+    """Draw the share routed correctly over the confidence: on the dashed line they are equal."""
     most = max((each.num_rows for each in quality.bins), default=0) or 1
     dots = [
         Mark(
@@ -200,7 +200,7 @@ def reliability(quality: RoutingQuality) -> Drawing:
 
 
 def load_bars(quality: RoutingQuality) -> RowChart:
-    """What each adapter was needed for and what it got, as shares of all rows."""
+    """Draw how often each adapter was needed and how often it was used, as shares of all rows."""
     most = max([*quality.needed_share.values(), *quality.used_share.values(), 1e-9])
     chart = RowChart(across=Scale(low=0.0, high=most), height=24)
     rows = []
@@ -221,7 +221,7 @@ def load_bars(quality: RoutingQuality) -> RowChart:
 
 
 def loss_line(records: Sequence[StepRecord], key: str, *, name: str = "") -> Curve:
-    """A loss by its name in the log."""
+    """Make the curve of a loss, by its name in the log."""
     points = [(record.step, record.losses.get(key)) for record in records]
     return Curve(name=name or key, colour="rest", points=points)
 
@@ -229,7 +229,7 @@ def loss_line(records: Sequence[StepRecord], key: str, *, name: str = "") -> Cur
 def validation_line(
     records: Sequence[StepRecord], task: str, key: str, *, name: str, colour: str = "forward"
 ) -> Curve:
-    """A score, or the loss, of a task on rows held out."""
+    """Make the curve of a task's score or loss on held-out rows."""
     points = [(record.step, record.validation.get(task, {}).get(key)) for record in records]
     return Curve(name=name, colour=colour, points=points)
 
@@ -237,13 +237,13 @@ def validation_line(
 def routing_line(
     records: Sequence[StepRecord], key: str, *, name: str = "", colour: str = "forward"
 ) -> Curve:
-    """A figure of the router."""
+    """Make the curve of a figure of the router."""
     points = [(record.step, record.routing.get(key)) for record in records]
     return Curve(name=name or key, colour=colour, points=points)
 
 
 def learning(lines: Sequence[Curve], *, is_logarithmic: bool = False, height: float = 96) -> Drawing | None:
-    """Lines over the steps; None where no line has a point.  Evaluations are rarer than steps: no gaps."""
+    """Draw lines over the steps; None where no line has a point.  Evaluations are rare: gaps are joined."""
     known = [point for line in lines for point in line.known]
     if not known:
         return None
@@ -282,7 +282,7 @@ def plot_report(report: RunReport, path: Path) -> Path:
 
 
 def _task_lines(report: RunReport, key: str | None) -> Iterator[Curve]:
-    """A line per task: its training loss, or without a `key` its metric on rows held out."""
+    """Yield a line per task: its training loss, or without a `key` its metric on held-out rows."""
     records = report.of_phase("phase1")
     tasks = dict.fromkeys(task for record in records for task in (*record.losses, *record.validation))
     for task in tasks:
@@ -299,13 +299,13 @@ def _router_lines(report: RunReport) -> Iterator[Curve]:
 
 
 def _accuracy_lines(report: RunReport) -> Iterator[Curve]:
-    """Accuracy alone: losses and temperatures are of another size."""
+    """Yield accuracy alone: losses and temperatures have another scale."""
     for phase in ("phase2", "phase3"):
         yield routing_line(report.of_phase(phase), "accuracy", name=phase)
 
 
 def _coloured(lines: Iterable[Curve]) -> list[Curve]:
-    """A colour for each line; where lines outnumber colours, they are dashed."""
+    """Give each line a colour; where lines outnumber colours, they are dashed."""
     return [
         replace(line, colour=LINE_COLOURS[place % len(LINE_COLOURS)], dashed=place >= len(LINE_COLOURS))
         for place, line in enumerate(line for line in lines if line.known)

@@ -47,7 +47,7 @@ PHASES = {"phase1": "Adapters", "phase2": "The router", "phase3": "Both together
 
 
 def page(report: RunReport) -> str:
-    """The whole document."""
+    """Write the whole document."""
     found = report.evaluation
     evaluated = (
         ()
@@ -122,7 +122,7 @@ def _scores(evaluation: Evaluation) -> Html:
 
 
 def _all_scores(evaluation: Evaluation) -> Html:
-    """Every score of every task, folded away."""
+    """List every score of every task, folded away."""
     oracle = next((each for each in evaluation.scores if each.routing == "oracle"), None)
     routed = next((each for each in evaluation.scores if each.routing == "routed"), None)
     rows = []
@@ -138,7 +138,7 @@ def _all_scores(evaluation: Evaluation) -> Html:
 
 
 def _classes(evaluation: Evaluation) -> Iterator[Html]:
-    """The classes of tasks that have some, worst first."""
+    """Yield the classes of each task that has classes, worst first."""
     for task, scores in evaluation.classes.items():
         worst = sorted(scores.items(), key=lambda item: item[1].f1)
         rows = [(name, f"{each.num_rows:,}", show_points(each.f1)) for name, each in worst[:MOST_CLASSES]]

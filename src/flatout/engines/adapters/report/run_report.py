@@ -24,7 +24,7 @@ class RunReport:
         return [record for record in self.records if record.phase == phase]
 
     def metric(self, task: str, records: Sequence[StepRecord]) -> str | None:
-        """The score that represents a task; without an evaluation, the first in the log."""
+        """Return the score that represents a task; without an evaluation, the first in the log."""
         if self.evaluation is not None and task in self.evaluation.metrics:
             return self.evaluation.metrics[task]
         names = (name for record in records for name in record.validation.get(task, {}) if name != "loss")
@@ -32,7 +32,7 @@ class RunReport:
 
 
 def headline(report: RunReport) -> str:
-    """What the run came to."""
+    """Say what the run found, in one sentence."""
     found = report.evaluation
     if found is None:
         return "Not evaluated yet." if report.records else "Nothing has been trained yet."
@@ -54,7 +54,7 @@ def headline(report: RunReport) -> str:
 
 
 def largest_gap(evaluation: Evaluation) -> tuple[str, float] | None:
-    """The task that loses most by routing, and how many points."""
+    """Return the task that loses most by routing, and how many points it loses."""
     gaps = {
         task: oracle - routed
         for task in evaluation.tasks

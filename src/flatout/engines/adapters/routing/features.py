@@ -40,12 +40,12 @@ DEPTHS = 4
 
 
 def width_of(encoder: PackedEncoder) -> int:
-    """The width of one row's feature."""
+    """Return the width of one row's feature."""
     return DEPTHS * encoder.width
 
 
 def depths_of(num_states: int) -> list[int]:
-    """Which of an encoder's states the router sees, of its words (0) and after each layer."""
+    """Return which of an encoder's states the router sees: 0 is its words, then one after each layer."""
     return [round(place * (num_states - 1) / (DEPTHS - 1)) for place in range(DEPTHS)]
 
 
@@ -59,7 +59,7 @@ def features_of(
     tokens: int = 8192,
     ranks: Ranks | None = None,
 ) -> Tensor:
-    """[N, H] in float32 on the host, row i of example i; read from `folder` where it is kept there.
+    """Return features [N, H], float32 on the host, row i of example i; read from `folder` if kept there.
 
     `fingerprint` names the encoder's weights.  Only one batch's states are held at a time.  Several `ranks`
     compute a share of the batches each, and the first keeps them.
@@ -81,7 +81,7 @@ def features_of(
 
 
 def key_of(examples: Sequence[Example], fingerprint: str) -> str:
-    """A name for features: of the encoder's weights and of every token, in their order."""
+    """Name features by the encoder's weights and every token, in their order."""
     digest = hashlib.blake2b(f"{DEPTHS} {fingerprint}".encode(), digest_size=12)
     for example in examples:
         digest.update(f"|{len(example.ids)}:".encode())
@@ -93,7 +93,7 @@ def key_of(examples: Sequence[Example], fingerprint: str) -> str:
 
 
 def by_length(examples: Sequence[Example], *, tokens: int, spread: float = 0.05) -> Iterator[list[int]]:
-    """Numbers of examples in batches of similar length and at most `tokens` padded tokens, longest first.
+    """Yield examples, by number, in batches of similar length and at most `tokens` padded tokens.
 
     The first batch is the largest: if it fits into memory, all do.  `spread` is how far, as a share, lengths
     within a batch may differ.

@@ -64,7 +64,7 @@ class RouterLosses:
         return tuple(name for name in TERMS if getattr(self, name))
 
     def terms(self, routing: Routing, *, tasks_B: Tensor, features_BH: Tensor) -> dict[str, Tensor]:
-        """Every loss of a batch without its weight, by name; one whose weight is 0 is left out."""
+        """Compute every loss of a batch without its weight, by name; a loss of weight 0 is left out."""
         log_probabilities_BT = routing.log_probabilities
         computed: dict[str, Callable[[], Tensor]] = {
             "router": lambda: right_task(log_probabilities_BT, tasks_B),
@@ -78,7 +78,7 @@ class RouterLosses:
         return {name: computed[name]() for name in self.names}
 
     def total(self, terms: dict[str, Tensor], *, task_loss: Tensor | None = None) -> Tensor:
-        """The weighted sum that is minimised; entropy is a bonus and counts against it."""
+        """Return the weighted sum to minimise; entropy is a bonus and counts against it."""
         weighted = [
             (-1 if name == "entropy" else 1) * getattr(self, name) * value for name, value in terms.items()
         ]
@@ -90,12 +90,12 @@ class RouterLosses:
 
 
 def right_task(log_probabilities_BT: Tensor, tasks_B: Tensor) -> Tensor:
-    """Cross-entropy of the tasks the rows belong to."""
+    """Return the cross-entropy of each row's own task."""
     return F.nll_loss(log_probabilities_BT, tasks_B)
 
 
 def confidence_margin(routing: Routing, tasks_B: Tensor, *, margin: float) -> Tensor:
-    """How far confidence is from lying `margin` above one half where the choice is right, below where not.
+    """Penalise confidence less than `margin` above one half where the choice is right, or below where not.
 
     Whether it is right is taken as a fact: the loss moves the confidence, not the choice.
     """
@@ -105,7 +105,7 @@ def confidence_margin(routing: Routing, tasks_B: Tensor, *, margin: float) -> Te
 
 
 def load_imbalance(weights_BT: Tensor, tasks_B: Tensor) -> Tensor:
-    """Variance over adapters of their use beyond the share of rows that need them.
+    """Return the variance over adapters of their use beyond the share of rows that need them.
 
     With as many rows of each task it is the variance of use.  With more of one task than of another, the
     variance of use would punish a router that is right.
@@ -115,12 +115,12 @@ def load_imbalance(weights_BT: Tensor, tasks_B: Tensor) -> Tensor:
 
 
 def lost_mass(probabilities_BT: Tensor, *, negligible: float) -> Tensor:
-    """Probability of a row in adapters that have less than `negligible` of it."""
+    """Return the probability that a row spends on adapters with less than `negligible` each."""
     return torch.where(probabilities_BT < negligible, probabilities_BT, 0.0).sum(dim=-1).mean()
 
 
 def inconsistency(log_probabilities_BT: Tensor, features_BH: Tensor, *, similar: float) -> Tensor:
-    """Mean KL divergence over pairs of similar rows; 0 where no two are similar.
+    """Return the mean KL divergence over pairs of similar rows; 0 where no two are similar.
 
     Encoders put all texts into a narrow cone, where every cosine is high; rows are compared around the mean
     of the batch.
@@ -135,7 +135,7 @@ def inconsistency(log_probabilities_BT: Tensor, features_BH: Tensor, *, similar:
 
 
 def mean_entropy(log_probabilities_BT: Tensor) -> Tensor:
-    """Entropy of a row in nats, on average."""
+    """Return the mean entropy of a row, in nats."""
     return -(log_probabilities_BT.exp() * log_probabilities_BT).sum(dim=-1).mean()
 
 

@@ -72,7 +72,7 @@ def judge(route: Route, *, tasks_N: Tensor, names: Sequence[str], decider: Decid
 
 
 def confidence_bins(confidence_N: Tensor, is_right_N: Tensor) -> tuple[ConfidenceBin, ...]:
-    """Rows by their confidence; the last bin holds a confidence of exactly one."""
+    """Group rows by their confidence; the last bin holds a confidence of exactly one."""
     which_N = (confidence_N * NUM_BINS).long().clamp(0, NUM_BINS - 1)
     rows = torch.bincount(which_N, minlength=NUM_BINS).tolist()
     right = torch.bincount(which_N[is_right_N], minlength=NUM_BINS).tolist()
@@ -100,7 +100,7 @@ def calibration_error(bins: Sequence[ConfidenceBin]) -> float:
 
 
 def _balance(used_T: Tensor) -> float | None:
-    """None where there is nothing to balance."""
+    """Return the entropy of use over its largest value; None for a single adapter."""
     if len(used_T) < 2:
         return None
     return float(torch.special.entr(used_T).sum()) / math.log(len(used_T))

@@ -175,16 +175,16 @@ class Router(nn.Module):
         return fit_logits(logits_BT.double(), tasks_B, log_shares_T=log_shares_T)
 
     def logit_scale(self) -> Tensor:
-        """What the last layer's outputs are multiplied by when a row is routed."""
+        """Return the factor of the last layer's outputs when a row is routed."""
         return self.calibration[0] / self.temperature.detach().clamp(COLDEST, HOTTEST)
 
     def _outputs(self, features_BH: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits over the temperature, and the confidence's logit."""
+        """Return logits over the temperature, and the confidence's logit."""
         hidden = self.trunk(features_BH.to(self.tasks.weight.dtype))
         return self.tasks(hidden) / self.temperature.clamp(COLDEST, HOTTEST), self.sureness(hidden)[:, 0]
 
     def _evaluate(self, features_BH: Tensor) -> tuple[Tensor, Tensor]:
-        """`_outputs` without dropout, whatever mode the router is in."""
+        """Compute `_outputs` without dropout, whatever mode the router is in."""
         was_training = self.training
         self.eval()
         try:
@@ -256,7 +256,7 @@ def fit_logits(logits_BT: Tensor, tasks_B: Tensor, *, log_shares_T: Tensor | Non
 
 
 def _slack(num_rows: int) -> float:
-    """How far from certain n rows without a mistake are."""
+    """Return how far from certain n rows without a mistake are."""
     return 1 / (num_rows + 2)
 
 
@@ -275,7 +275,7 @@ def _check(*, width: int, num_tasks: int, hidden: Sequence[int], dropout: float,
 
 
 def _top_logit(log_probabilities_BT: Tensor) -> Tensor:
-    """The log odds of the largest probability, exact where it rounds to one."""
+    """Return the log odds of the largest probability, exact where it rounds to one."""
     others_BT = log_probabilities_BT.sort(dim=-1, descending=True).values
     if others_BT.shape[-1] == 1:
         return torch.zeros_like(others_BT[:, 0])

@@ -26,7 +26,7 @@ KeysValues = tuple[Tensor, Tensor]  # [B, N, L, D] each
 
 
 def heads_for(width: int) -> int:
-    """Heads of about 64 numbers each that divide the width."""
+    """Return how many heads of about 64 numbers divide the width."""
     wanted = max(1, width // HEAD_WIDTH)
     return next(heads for heads in range(wanted, 0, -1) if width % heads == 0)
 
@@ -82,7 +82,7 @@ class DecoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x_BTH: Tensor, source: KeysValues, *, mask: Tensor) -> Tensor:
-        """All places of a text at once; each sees the ones before it."""
+        """Compute all places of a text at once; each sees the places before it."""
         normed = self.self_norm(x_BTH)
         keys, values = self.self_attention.keys_values(normed)
         x_BTH = x_BTH + self.dropout(self.self_attention(normed, keys, values, causal=True))
@@ -91,7 +91,7 @@ class DecoderLayer(nn.Module):
     def step(
         self, x_B1H: Tensor, source: KeysValues, written: KeysValues, *, place: int, mask: Tensor
     ) -> Tensor:
-        """One place, with the keys and values of the places before it."""
+        """Compute one place from the keys and values of the places before it."""
         normed = self.self_norm(x_B1H)
         key, value = self.self_attention.keys_values(normed)
         keys, values = written
@@ -140,7 +140,7 @@ class TextDecoder(nn.Module):
         nn.init.normal_(self.places.weight, std=0.02)
 
     def forward(self, start_H: Tensor, ids_BT: Tensor, states_BLH: Tensor, lengths_B: Tensor) -> Tensor:
-        """[B, T, H]: place t holds what names token t, having read the tokens before it."""
+        """Return [B, T, H]: place t predicts token t from the tokens before it."""
         length = ids_BT.shape[1]
         if length > self.max_length:
             raise BadInput(f"a target of {length} tokens is longer than the decoder's {self.max_length}")
@@ -163,7 +163,7 @@ class TextDecoder(nn.Module):
         max_new_tokens: int,
         bias_V: Tensor | None = None,
     ) -> Tensor:
-        """[B, T]: the likeliest token each time, up to the end token, which is not part of it; then padding.
+        """Return [B, T]: the most likely token each time, up to the end token, then padding.
 
         A row is written as it would be alone: rows of a batch do not see each other.
         """
@@ -202,6 +202,6 @@ class TextDecoder(nn.Module):
 
 
 def source_mask(states_BLH: Tensor, lengths_B: Tensor) -> Tensor:
-    """[B, 1, 1, L]: which tokens of the input are real."""
+    """Return [B, 1, 1, L], True at real tokens of the input."""
     places = torch.arange(states_BLH.shape[1], device=states_BLH.device)
     return (places < lengths_B.unsqueeze(1))[:, None, None]

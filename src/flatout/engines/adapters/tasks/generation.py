@@ -46,7 +46,7 @@ class GenerationHead(nn.Module):
         return self._shared[0]
 
     def said(self, states_BLH: Tensor, batch: TaskBatch) -> Tensor:
-        """[M, H]: what names the token at each place with a target."""
+        """Return [M, H]: what predicts the token at each place with a target."""
         said_BTH: Tensor = self.decoder(self.start, batch.targets["ids"], states_BLH, batch.block.lengths)
         return said_BTH.flatten(0, 1).index_select(0, batch.targets["places"])
 
@@ -65,7 +65,7 @@ class GenerationTask(AdapterTask):
         return text
 
     def from_vocabulary(self, text: str) -> str:
-        """The reverse of `to_vocabulary`."""
+        """Reverse `to_vocabulary`."""
         return text
 
     def targets_of(self, record: Record, tokenizer: Any) -> Mapping[str, Ints]:
@@ -137,7 +137,7 @@ class GenerationTask(AdapterTask):
 
 
 def end_id_of(tokenizer: Any) -> int:
-    """The token that ends a text: the tokenizer's end of text, else what it separates texts by."""
+    """Return the token that ends a text: the tokenizer's end of text, else its separator."""
     for token in (tokenizer.eos_token_id, tokenizer.sep_token_id):
         if token is not None:
             return int(token)

@@ -30,7 +30,7 @@ LOADED = "flatout_task_"  # begins the name of a module that is loaded from the 
 
 
 def known_tasks(folder: Path | None = None) -> dict[str, type[AdapterTask]]:
-    """Tasks by name: those that come with the product, of installed packages, of the user's folder."""
+    """Return tasks by name: Flatout's own, those of installed packages, those of the user's folder."""
     tasks: dict[str, type[AdapterTask]] = {}
     for place, task in (*_own_tasks(), *_installed_tasks(), *_tasks_in(folder)):
         if task.name in tasks:
@@ -40,7 +40,7 @@ def known_tasks(folder: Path | None = None) -> dict[str, type[AdapterTask]]:
 
 
 def task_named(name: str, *, folder: Path | None = None, **settings: Any) -> AdapterTask:
-    """The task of this name, with its settings."""
+    """Make the task of this name, with its settings."""
     tasks = known_tasks(folder)
     if name not in tasks:
         raise BadInput(f"there is no task {name!r}", hint=near_hint(name, sorted(tasks)))
@@ -52,7 +52,7 @@ def task_named(name: str, *, folder: Path | None = None, **settings: Any) -> Ada
 
 @contextmanager
 def naming_task_files() -> Iterator[None]:
-    """Turn what a task of the user's or of a package raises inside into BadInput with its file and line."""
+    """Turn an error inside a user's or a package's task into BadInput with its file and line."""
     try:
         yield
     except (FlatoutError, torch.OutOfMemoryError):
@@ -103,7 +103,7 @@ def _tasks_in(folder: Path | None) -> Iterator[Definition]:
 
 
 def _tasks_of(module: ModuleType) -> Iterator[Definition]:
-    """The tasks that a module defines; one it imports belongs to another file."""
+    """Yield the tasks that a module defines; one that it imports belongs to another file."""
     for value in vars(module).values():
         if not inspect.isclass(value) or value.__module__ != module.__name__:
             continue
@@ -112,7 +112,7 @@ def _tasks_of(module: ModuleType) -> Iterator[Definition]:
 
 
 def _users_tasks_of(module: ModuleType) -> list[Definition]:
-    """The tasks of a module that somebody else wrote; one that lacks a method is named."""
+    """Return the tasks of a module that somebody else wrote; refuse one that lacks a method."""
     found = list(_tasks_of(module))
     for value in vars(module).values() if not found else ():
         if (

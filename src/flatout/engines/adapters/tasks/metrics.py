@@ -29,7 +29,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def mean(values: Sequence[float]) -> float:
-    """The mean in points; 0 for an empty list."""
+    """Return the mean in points; 0 for an empty list."""
     return 100 * sum(values) / len(values) if values else 0.0
 
 
@@ -38,14 +38,14 @@ def accuracy(predicted: Sequence[str], expected: Sequence[str]) -> float:
 
 
 def macro_f1(predicted: Sequence[str], expected: Sequence[str]) -> float:
-    """The mean of the F1 of each label that is predicted or expected."""
+    """Return the mean of the F1 of each label that is predicted or expected."""
     return mean(
         [each / 100 for each in label_f1(predicted, expected, labels={*predicted, *expected}).values()]
     )
 
 
 def label_f1(predicted: Sequence[str], expected: Sequence[str], *, labels: Iterable[str]) -> dict[str, float]:
-    """The F1 of each label; 0 for one that is neither predicted nor expected."""
+    """Return the F1 of each label; 0 for one that is neither predicted nor expected."""
     pairs = Counter(zip(predicted, expected, strict=True))
     said, true = Counter(predicted), Counter(expected)
     return {
@@ -54,7 +54,7 @@ def label_f1(predicted: Sequence[str], expected: Sequence[str], *, labels: Itera
 
 
 def pearson(predicted: Sequence[float], expected: Sequence[float]) -> float:
-    """The correlation in points, from -100 to 100; 0 where one side is one number throughout."""
+    """Return the correlation in points, from -100 to 100; 0 where one side is one number throughout."""
     said, true = (np.asarray(values, dtype=np.float64) for values in (predicted, expected))
     if not len(said):
         return 0.0
@@ -64,12 +64,12 @@ def pearson(predicted: Sequence[float], expected: Sequence[float]) -> float:
 
 
 def spearman(predicted: Sequence[float], expected: Sequence[float]) -> float:
-    """The correlation of ranks, in points; equal numbers share their mean rank."""
+    """Return the correlation of ranks, in points; equal numbers share their mean rank."""
     return pearson(_ranks(predicted), _ranks(expected))
 
 
 def explained(predicted: Sequence[float], expected: Sequence[float]) -> float:
-    """The share of the variance that the predictions explain (R²), in points; 0 for the mean of all."""
+    """Return the share of the variance that the predictions explain (R²), in points."""
     said, true = (np.asarray(values, dtype=np.float64) for values in (predicted, expected))
     if not len(true) or not (spread := float(np.square(true - true.mean()).sum())):
         return 0.0
@@ -83,7 +83,7 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def plain_answer(text: str) -> str:
-    """An answer without what SQuAD does not count: case, punctuation, articles, spaces."""
+    """Strip from an answer what SQuAD does not count: case, punctuation, articles, spaces."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
@@ -92,7 +92,7 @@ def exact_match(predicted: Sequence[str], expected: Sequence[str]) -> float:
 
 
 def span_f1(predicted: Sequence[str], expected: Sequence[str]) -> float:
-    """The mean F1 of the words of each pair of answers."""
+    """Return the mean F1 of the words of each pair of answers."""
     pairs = zip(predicted, expected, strict=True)
     return mean([_f1(plain_answer(one).split(), plain_answer(other).split()) for one, other in pairs])
 
@@ -105,12 +105,12 @@ def _f1(predicted: Words, expected: Words) -> float:
 
 
 def words_of(text: str) -> list[str]:
-    """Runs of letters and digits, in lower case: what ROUGE compares."""
+    """Split a text into runs of letters and digits, in lower case: what ROUGE compares."""
     return re.findall(r"[^\W_]+", text.lower())
 
 
 def rouge(predicted: Sequence[str], expected: Sequence[Sequence[str]], *, order: Order) -> float:
-    """The mean F1 of each text against its most similar reference."""
+    """Return the mean F1 of each text against its most similar reference."""
     scores = []
     for text, references in zip(predicted, expected, strict=True):
         words = words_of(text)
@@ -132,7 +132,7 @@ def _grams(words: Words, order: int) -> Counter[tuple[str, ...]]:
 
 
 def longest_common(one: Words, other: Words) -> int:
-    """The length of the longest common subsequence."""
+    """Return the length of the longest common subsequence."""
     best = [0] * (len(other) + 1)
     for word in one:
         diagonal = 0
@@ -144,7 +144,7 @@ def longest_common(one: Words, other: Words) -> int:
 
 
 def pieces_of(text: str) -> list[str]:
-    """Runs of letters, numbers, and every other sign by itself, without case and accents.
+    """Split a text into runs of letters, numbers and single signs, without case and accents.
 
     An encoder whose vocabulary knows neither, nor where a space was, can still write all of this.
     """
@@ -154,7 +154,7 @@ def pieces_of(text: str) -> list[str]:
 
 
 def bleu(predicted: Sequence[str], expected: Sequence[str]) -> float:
-    """Corpus BLEU of `pieces_of` the texts."""
+    """Return the corpus BLEU of `pieces_of` the texts."""
     if not predicted:
         return 0.0
     metric = import_extra("sacrebleu.metrics", extra="adapters").BLEU(tokenize="none")

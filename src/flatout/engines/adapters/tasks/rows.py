@@ -52,7 +52,7 @@ class DataOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], *, task: str) -> DataOptions:
-        """Options as a settings file gives them; BadInput names the key or the value that is wrong."""
+        """Read options from a settings file; BadInput names the wrong key or value."""
         check_keys(given, cls, verb="data", source=task)
         values: dict[str, Any] = dict(given)
         for name in ("path", "validation", "test"):
@@ -83,7 +83,7 @@ class Splits:
 
 
 def gather(task: AdapterTask, options: DataOptions) -> Splits:
-    """Collect the rows of a task, cut to the numbers asked for."""
+    """Collect the rows of a task, limited to the numbers asked for."""
     if options.path is not None:
         found, origin = _read_files(task, options), str(options.path)
     elif options.source == "generated":
@@ -144,7 +144,7 @@ def _generate(task: AdapterTask, options: DataOptions) -> Found:
 
 
 def text_field(row: Mapping[str, Any], *names: str) -> str:
-    """The first of the named fields that a row has; a list of texts is joined."""
+    """Return the first of the named fields that a row has; a list of texts is joined."""
     for name in names:
         value = row.get(name)
         if isinstance(value, list) and all(isinstance(part, str) for part in value):
@@ -157,7 +157,7 @@ def text_field(row: Mapping[str, Any], *names: str) -> str:
 
 
 def split_files(folder: Path) -> dict[str, Path]:
-    """The JSONL file of each split that a folder has."""
+    """Find the JSONL file of each split in a folder."""
     found = {}
     for split, names in FILE_NAMES.items():
         paths = [folder / f"{name}.jsonl" for name in names]
@@ -169,7 +169,7 @@ def split_files(folder: Path) -> dict[str, Path]:
 
 
 def share_of(key: str) -> float:
-    """A number from 0 to 1 that depends on the words of `key` only."""
+    """Return a number from 0 to 1 that depends on the words of `key` only."""
     digest = hashlib.blake2b(" ".join(key.split()).lower().encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
 
@@ -182,7 +182,7 @@ def split_of(key: str) -> str:
 
 
 def drop_repeats(records: Sequence[Kept], *, key: Callable[[Kept], str], taken: set[str]) -> list[Kept]:
-    """The first record of every key that is not yet taken; adds the keys to `taken`."""
+    """Keep the first record of every key that is not yet taken; add the keys to `taken`."""
     kept = []
     for record in records:
         name = " ".join(key(record).split()).lower()
@@ -193,7 +193,7 @@ def drop_repeats(records: Sequence[Kept], *, key: Callable[[Kept], str], taken: 
 
 
 def choose_some(records: list[Kept], count: int | None, *, key: Callable[[Kept], str]) -> list[Kept]:
-    """`count` of the records, chosen by their hash and in their order; all of them for None."""
+    """Choose `count` of the records by their hash, in their order; all of them for None."""
     if count is None or count >= len(records):
         return records
     by_hash = sorted(range(len(records)), key=lambda place: share_of(f"some {key(records[place])}"))

@@ -138,7 +138,7 @@ class AdapterTask(ABC):
         return [self.generated_row(draw) for _ in range(count)]
 
     def real(self) -> tuple[list[Record], str] | None:
-        """Rows that a package carries, and where they are from; None where none is known."""
+        """Return rows that a package carries, and where they are from; None where none is known."""
         return None
 
     def read(self, path: Path) -> list[Record]:
@@ -150,7 +150,7 @@ class AdapterTask(ABC):
         return "\n".join(str(record[name]) for name in self.inputs)
 
     def class_of(self, record: Record) -> str | None:
-        """The class of an answered record; None for a task that has no classes."""
+        """Return the class of an answered record; None for a task without classes."""
         return None
 
     def settings_from(self, splits: Splits) -> dict[str, Any]:
@@ -158,33 +158,33 @@ class AdapterTask(ABC):
         return {}
 
     def describe(self, splits: Splits) -> str | None:
-        """What the rows decided, in one line; None where they decide nothing."""
+        """Say what the rows decided, in one line; None where they decide nothing."""
         return None
 
     def group_of(self, record: Record) -> str:
-        """What must stay in one split when a single file is divided."""
+        """Return what must stay in one split when a single file is divided."""
         return self.input_of(record)
 
     def records(self, options: DataOptions) -> Splits:
-        """The rows to train on, to stop by and to report."""
+        """Return the rows to train on, to stop by and to report."""
         return gather(self, options)
 
     # Numbers
 
     def encode(self, record: Record, tokenizer: Any, *, max_length: int, index: int = 0) -> Example:
-        """Token numbers and targets of one record; without its answer, an example without targets."""
+        """Encode one record as token numbers and targets; without its answer it has no targets."""
         ids = tokenizer(record[self.inputs[0]], truncation=True, max_length=max_length)["input_ids"]
         answered = self.answers[0] in record
         targets = self.targets_of(record, tokenizer) if answered else {}
         return Example(ids=np.array(ids, dtype=np.int32), targets=targets, index=index)
 
     def targets_of(self, record: Record, tokenizer: Any) -> Mapping[str, Ints]:
-        """What there is to learn of an answered record; not needed by a task that overrides `encode`."""
+        """Return what an answered record teaches; a task that overrides `encode` does not need it."""
         raise BadInput(f"{type(self).__name__} has neither targets_of nor encode", hint="give it one of them")
 
     @abstractmethod
     def pad_targets(self, examples: Sequence[Example], to: Padding) -> Targets:
-        """The targets of a batch in arrays of one shape, `IGNORED` where there is none."""
+        """Pad the targets of a batch to arrays of one shape, with `IGNORED` where there is none."""
 
     def collate(
         self,
@@ -220,11 +220,11 @@ class AdapterTask(ABC):
 
     @abstractmethod
     def head(self, width: int, *, decoder: TextDecoder | None = None) -> nn.Module:
-        """What the task trains beside its adapter.  A shared decoder is used, but not part of the head."""
+        """Make what the task trains beside its adapter.  A shared decoder is used, but not part of it."""
 
     @abstractmethod
     def loss(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch) -> Tensor:
-        """The mean loss of the real targets; 0 where there are none."""
+        """Return the mean loss of the real targets; 0 where there are none."""
 
     def predict(
         self,
@@ -236,7 +236,7 @@ class AdapterTask(ABC):
         records: Sequence[Record],
         write: bool = True,
     ) -> list[Prediction]:
-        """One prediction per example of the batch, in its order; `records` are numbered by `indices`.
+        """Predict every example of the batch, in its order; `records` are numbered by `indices`.
 
         `write=False` leaves out texts that `metric` does not need: writing takes a pass for every token,
         and a run asks often how far it is.
@@ -247,18 +247,18 @@ class AdapterTask(ABC):
 
     @abstractmethod
     def answer(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch, asked: Asked) -> list[Prediction]:
-        """What `predict` returns; dropout and gradients are off."""
+        """Return what `predict` returns, with dropout and gradients off."""
 
     @abstractmethod
     def text_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
-        """Scores of what was said, in points up to 100, higher is better."""
+        """Score the answers in points up to 100; higher is better."""
 
     def class_scores(self, said: Sequence[str], records: Sequence[Record]) -> dict[str, float]:
-        """The points of every class; none for a task that has no classes."""
+        """Return the points of every class; none for a task without classes."""
         return {}
 
     def score(self, predictions: Sequence[Prediction], records: Sequence[Record]) -> dict[str, float]:
-        """Scores in points up to 100; prediction i answers record i, and `metric` is among them."""
+        """Score in points up to 100; prediction i answers record i, and `metric` is among the scores."""
         return self.text_scores([prediction.text or "" for prediction in predictions], records)
 
 

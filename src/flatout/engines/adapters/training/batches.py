@@ -88,7 +88,7 @@ class TaskRows:
         self._orders: dict[tuple[int, int], tuple[Longs, Tensor]] = {}
 
     def batch(self, bucket: int, *, visit: int) -> TaskBatch:
-        """The batch for the `visit`-th use of a bucket; its rows are reshuffled in every round."""
+        """Return the batch for the `visit`-th use of a bucket; rows are reshuffled in every round."""
         chosen = self.buckets[bucket]
         on_host, places = self.places(bucket, visit=visit)
         if not chosen.by_row:
@@ -131,14 +131,14 @@ class TaskRows:
         )
 
     def _num_places(self, bucket: Bucket, on_host: Longs) -> int:
-        """The length of the list of targets: exact on a CPU, on a GPU the same for nearly every batch."""
+        """Return the length of the list of targets: exact on a CPU; on a GPU nearly always the same."""
         needed = int(bucket.written[on_host].sum())
         if self._device.type == "cpu":
             return needed
         return max(bucket.usual_places, round_up(needed, PLACES_MULTIPLE))
 
     def _order(self, bucket: int, epoch: int) -> tuple[Longs, Tensor]:
-        """The order of a bucket's rows in its `epoch`-th round."""
+        """Return the order of a bucket's rows in its `epoch`-th round."""
         if (bucket, epoch) not in self._orders:
             for old in [key for key in self._orders if key[0] == bucket and key[1] < epoch - 1]:
                 del self._orders[old]
@@ -157,7 +157,7 @@ class TrainingBatches:
         self._num_buckets = max(len(each.buckets) for each in self.rows.values())
 
     def at(self, number: int, *, tasks: Sequence[str]) -> tuple[TaskBatch, ...]:
-        """Batch `number`: one block of each of `tasks`, in the order of their adapters."""
+        """Return batch `number`: one block of each of `tasks`, in the order of their adapters."""
         return tuple(
             rows.batch(bucket, visit=visit) for rows, bucket, visit in self.where(number, tasks=tasks)
         )
@@ -180,7 +180,7 @@ class TrainingBatches:
 
 
 def cut_by_length(lengths: Longs, *, num_buckets: int, seed: list[int]) -> list[Longs]:
-    """Places of examples in at most `num_buckets` groups of similar lengths and about as many tokens each.
+    """Cut examples, by place, into at most `num_buckets` groups of similar length and equal tokens.
 
     Examples of equal length are in random order: in that of a file sorted by class, a bucket and so a batch
     would hold one class alone.
@@ -246,7 +246,7 @@ def _is_by_row(whole: TaskBatch) -> bool:
 
 
 def _num_written(example: Example) -> int:
-    """Tokens of a target that is a text."""
+    """Count the tokens of a target that is a text."""
     return len(example.targets["ids"]) if "ids" in example.targets else 0
 
 
@@ -266,7 +266,7 @@ def evaluation_batches(
     pad_id: int,
     device: torch.device,
 ) -> Iterator[TaskBatch]:
-    """All examples once, the longest first, at most `tokens` tokens in a batch."""
+    """Yield all examples once, the longest first, at most `tokens` tokens in a batch."""
     for places in by_length(examples, tokens=tokens, spread=0.2):
         yield task.collate(
             [examples[place] for place in places],

@@ -134,7 +134,7 @@ class PhaseRun:
                 )
 
     def optimizer_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """What `training_state` gave when the checkpoint was saved."""
+        """Return what `training_state` gave when the checkpoint was saved."""
         assert self.found is not None
         return weights_under(self.found.tensors(TRAINING), "training"), self.found.state.extra
 
@@ -143,7 +143,7 @@ class PhaseRun:
         torch.manual_seed(seed_of(self.assembly.settings.seed, self.phase, number))
 
     def begin(self) -> None:
-        """Start the clock of the first report: what was loaded before does not count."""
+        """Start the clock of the first report: loading before it does not count."""
         self.window = LossWindow()
 
     def elapsed_s(self) -> float:

@@ -81,7 +81,7 @@ def train_adapters(run: PhaseRun) -> None:
 
 
 def _of_present(losses: Tensor, taken: Sequence[TaskBatch]) -> Tensor:
-    """The losses of the adapters that have a batch."""
+    """Return the losses of the adapters that have a batch."""
     if len(taken) == len(losses):
         return losses
     return torch.stack([losses[batch.block.adapter] for batch in taken])
@@ -109,7 +109,7 @@ def training_batches(
 
 
 def make_optimizer(assembly: AdapterAssembly) -> AdapterOptimizer:
-    """An AdamW per adapter with the settings of its task, or else of the phase."""
+    """Make an AdamW per adapter with the settings of its task, or else of the phase."""
     phase = assembly.settings.phase1
     settings = {
         name: step_settings(
@@ -135,7 +135,7 @@ def step_settings(
     weight_decay: float | None = None,
     clip: float | None = None,
 ) -> StepSettings:
-    """The schedule of a phase over `num_steps`; what is given replaces the phase's."""
+    """Make the schedule of a phase over `num_steps`; given values replace the phase's."""
     return StepSettings(
         learning_rate=phase.lr if lr is None else lr,
         num_steps=num_steps,
@@ -152,7 +152,7 @@ def optimizer_of(
     shared: nn.Module | None,
     shared_by: list[str] | None,
 ) -> AdapterOptimizer:
-    """The optimizer of all adapters and heads, and of what some of them share."""
+    """Make the optimizer of all adapters and heads, and of the modules that some of them share."""
     return AdapterOptimizer(
         assembly.bank,
         settings=settings,
@@ -164,14 +164,14 @@ def optimizer_of(
 
 
 def decoder_groups(assembly: AdapterAssembly) -> list[tuple[str, ...]]:
-    """Tasks by what they share: those with the decoder in one group, every other alone."""
+    """Group tasks by what they share: those with the decoder together, every other one alone."""
     writing = tuple(name for name, part in assembly.parts.items() if part.task.needs_decoder)
     groups: list[tuple[str, ...]] = [(name,) for name in assembly.names if name not in writing]
     return [*groups, writing] if writing else groups
 
 
 def steps_of(assembly: AdapterAssembly, name: str) -> int:
-    """Optimizer steps of a task: its own, or the phase's; tasks that share the decoder go together."""
+    """Return the optimizer steps of a task: its own or the phase's; the decoder's tasks share them."""
     (names,) = (names for names in decoder_groups(assembly) if name in names)
     return max(assembly.settings.tasks[each].steps or assembly.settings.phase1.steps for each in names)
 
@@ -239,7 +239,7 @@ def _drop_lost(run: PhaseRun, step: FusedStep, optimizer: AdapterOptimizer) -> N
 
 
 def _score(assembly: AdapterAssembly, name: str, judged: HeldOutScores) -> float:
-    """The score that picks the best weights: higher is better."""
+    """Return the score that picks the best weights: higher is better."""
     part = assembly.parts[name]
     if (part.settings.select or assembly.settings.phase1.select) == "loss":
         return -judged.loss

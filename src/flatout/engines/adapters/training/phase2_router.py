@@ -81,20 +81,20 @@ def train_router(run: PhaseRun) -> None:
 
 
 def router_losses(given: Mapping[str, float]) -> RouterLosses:
-    """The losses with the weights that the settings change."""
+    """Make the losses with the weights that the settings change."""
     check_keys(given, RouterLosses, verb="the router", source="losses")
     return RouterLosses(**given)
 
 
 def routing_rows(assembly: AdapterAssembly, split: str) -> RoutingRows:
-    """Features of a split of all tasks."""
+    """Return the features of a split of all tasks."""
     return stack_rows(
         assembly, {name: assembly.features(assembly.rows(name, split).examples) for name in assembly.names}
     )
 
 
 def stack_rows(assembly: AdapterAssembly, features: Mapping[str, Tensor]) -> RoutingRows:
-    """Features by task as one matrix."""
+    """Stack the features of all tasks into one matrix."""
     tasks = [torch.full((len(found),), assembly.parts[name].adapter) for name, found in features.items()]
     return RoutingRows(
         features=torch.cat(list(features.values())), tasks=torch.cat(tasks).to(assembly.device)
@@ -144,7 +144,7 @@ class RouterOptimizer:
 
 
 def log_shares(tasks_N: Tensor, *, num_tasks: int) -> Tensor:
-    """The logarithm of each task's share of the rows; a task without rows counts as half a row."""
+    """Return the logarithm of each task's share of the rows; a task without rows counts as half a row."""
     counts_T = torch.bincount(tasks_N, minlength=num_tasks).float()
     return (counts_T.clamp_min(0.5) / len(tasks_N)).log()
 

@@ -142,7 +142,7 @@ class JointStep:
         self.optimizer.count(self._assembly.names)
 
     def batches(self, number: int, *, step: int) -> list[RoutedBatch]:
-        """Batch `number`: rows of one task or of all, with what the router sees of them."""
+        """Return batch `number`: rows of one task or of all, with their features."""
         assembly = self._assembly
         tasks = tasks_of_batch(
             assembly.names, self._phase, number=number, step=step, seed=assembly.settings.seed
@@ -192,7 +192,7 @@ class JointStep:
 def tasks_of_batch(
     names: Sequence[str], phase: PhaseThree, *, number: int, step: int, seed: int
 ) -> tuple[str, ...]:
-    """The tasks whose rows are in batch `number`: one of them, or all."""
+    """Choose the tasks whose rows are in batch `number`: one of them, or all."""
     draw = np.random.default_rng([seed, number, 3])
     if draw.random() < single_task_share(phase, step=step):
         return (names[int(draw.integers(len(names)))],)
@@ -200,7 +200,7 @@ def tasks_of_batch(
 
 
 def single_task_share(phase: PhaseThree, *, step: int) -> float:
-    """The chance that a batch has rows of one task only: a straight line over the steps."""
+    """Return the chance that a batch has rows of one task only: a straight line over the steps."""
     way = step / max(1, phase.steps - 1)
     return phase.single_task_first + (phase.single_task_last - phase.single_task_first) * way
 
@@ -219,7 +219,7 @@ def _make_optimizer(assembly: AdapterAssembly) -> AdapterOptimizer:
 
 
 def _bucket_features(assembly: AdapterAssembly, batches: TrainingBatches) -> dict[tuple[int, int], Tensor]:
-    """The features of every bucket's rows, by (adapter, bucket), on the device."""
+    """Return the features of every bucket's rows, by (adapter, bucket), on the device."""
     found = {}
     for name, rows in batches.rows.items():
         examples = assembly.rows(name, "train").examples

@@ -105,5 +105,5 @@ PhaseCheckpoint = Checkpoint[PhaseState]
 
 
 def checkpoints_of(out: Path, phase: str) -> Checkpoints[PhaseState]:
-    """The checkpoints of one phase of a run."""
+    """Return the checkpoints of one phase of a run."""
     return Checkpoints(out / phase, counter="step", state=PhaseState, extra="adapters", version=VERSION)

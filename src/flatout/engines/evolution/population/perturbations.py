@@ -73,17 +73,17 @@ class Perturbations:
         self._resident: Resident | None = None
 
     def factors(self, name: str, *, variants: range, epoch: int) -> Factors:
-        """The factors of one target."""
+        """Return the factors of one target."""
         return self._drawn((name,), variants=variants, epoch=epoch)[0]
 
     def draw(self, names: Names, variants: range, *, epoch: int) -> Stack | FullNoise:
-        """The noise of one of the stacks, or of one of the others, which is a stack of its own."""
+        """Draw the noise of a stack, or of one of the others, which is a stack by itself."""
         if names[0] in self._others:
             return self.full(names[0], variants=variants, epoch=epoch)
         return self.stack(names, variants=variants, epoch=epoch)
 
     def stack(self, names: Names, *, variants: range, epoch: int) -> Stack:
-        """The factors of one of the stacks, from memory if they are there."""
+        """Return the factors of a stack, from memory if they are there."""
         kept = self._resident
         if kept is None or kept.epoch != epoch or not _inside(variants, kept.variants):
             return self._drawn(names, variants=variants, epoch=epoch)
@@ -91,7 +91,7 @@ class Perturbations:
         return kept.stacks[names].part(range(first, first + len(variants)))
 
     def full(self, name: str, *, variants: range, epoch: int) -> FullNoise:
-        """The noise of one of the others."""
+        """Draw the noise of one of the others."""
         vector = self._others[name]
         return draws.draw_full(
             name,
@@ -104,7 +104,7 @@ class Perturbations:
         )
 
     def resident(self, *, variants: range, epoch: int, capacity: int) -> dict[str, Factors]:
-        """The factors of all targets in buffers of `capacity` variants, those of `variants` first."""
+        """Return the factors of all targets in buffers of `capacity` variants, `variants` first."""
         kept = self._resident
         if kept is None or kept.capacity != capacity:
             self._resident = None  # given back before others are made

@@ -54,7 +54,7 @@ def is_language_model(model: nn.Module | Decoder) -> bool:
 
 
 def linear_weights(model: nn.Module) -> dict[str, Tensor]:
-    """The weight [out, in] of every linear layer, by the layer's name; transformers' Conv1D is transposed."""
+    """Return the weight [out, in] of every linear layer, by its name; a Conv1D is transposed."""
     found = {}
     for name, module in model.named_modules():
         if is_linear(module):
@@ -64,7 +64,7 @@ def linear_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def vectors(model: nn.Module) -> dict[str, Tensor]:
-    """Every bias of a linear layer and every vector of a layer or RMS norm, by the parameter's name."""
+    """Return every bias of a linear layer and every vector of a norm, by the parameter's name."""
     return {
         f"{name}.{leaf}": parameter.detach()
         for name, module in model.named_modules()
@@ -74,7 +74,7 @@ def vectors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def chosen(weights: Mapping[str, Tensor], patterns: Sequence[str] | None) -> dict[str, Tensor]:
-    """The weights whose names match a pattern (*.mlp.*), in the model's order; all without patterns."""
+    """Choose the weights whose names match a pattern (*.mlp.*); all of them without patterns."""
     for pattern in patterns or ():
         if not fnmatch.filter(weights, pattern):
             some = ", ".join(list(weights)[:3]) or "none: the model has no Linear layer"
@@ -89,7 +89,7 @@ def chosen(weights: Mapping[str, Tensor], patterns: Sequence[str] | None) -> dic
 
 
 def unmoved(model: nn.Module, moved: Iterable[Tensor], *, names: Collection[str]) -> dict[str, int]:
-    """The parameters outside the memory of `moved` and not among `names`, with their numbers of elements.
+    """Return the parameters outside the memory of `moved` and not in `names`, with their sizes.
 
     A target may be a stack of several parameters, which are then views of it.
     """
@@ -110,7 +110,7 @@ def _span(tensor: Tensor) -> tuple[int, int]:
 
 
 def summarise(parameters: Mapping[str, int]) -> list[str]:
-    """Parameters in few lines: those of all layers in one, with a star for the layer's number."""
+    """Summarise parameters in few lines: one for all layers, with a star for the layer's number."""
     alike: dict[tuple[str, int], int] = {}
     for name, count in parameters.items():
         key = re.sub(r"(?<=\.)\d+(?=\.)", "*", name), count
@@ -144,13 +144,13 @@ class Stack:
         return Factors(self.shrink[number], self.expand[number], self.scales[number])
 
     def part(self, variants: range) -> Stack:
-        """The factors of some variants, without a copy."""
+        """Return the factors of some variants, without a copy."""
         first, last = variants.start, variants.stop
         return Stack(self.shrink[:, first:last], self.expand[:, first:last], self.scales)
 
 
 def stacks_of(weights: Mapping[str, Tensor], *, terms: int) -> tuple[Names, ...]:
-    """The names of matrices in stacks; a product of theirs sums `terms` terms: variants times rank."""
+    """Group matrices, by name, into stacks; a product of a stack sums `terms`: variants times rank."""
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[str]] = {}
     for name, weight in weights.items():
         alike.setdefault((weight.shape, weight.dtype, weight.device), []).append(name)

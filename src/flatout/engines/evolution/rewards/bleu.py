@@ -47,7 +47,7 @@ class Bleu:
         return float(metric.sentence_score(self._said(completion), [self._reference(answer)]).score) / 100
 
     def score_rows(self, rows: list[Row]) -> list[float]:
-        """The scores of many rows, each as a call would give it."""
+        """Score many rows, each as a single call would."""
         pairs = [(self._said(completion), self._reference(answer)) for completion, answer in rows]
         # Early populations repeat themselves: what was said twice is scored once.
         place_of = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
@@ -99,7 +99,7 @@ def _lengths(texts: Sequence[Sequence[int]]) -> Numbers:
 
 
 def _matches(given: list[list[int]], expected: list[list[int]], reference_of_row: Numbers) -> Numbers:
-    """[rows, MAX_ORDER]: n-grams of each row found in its reference, each as often as it is there."""
+    """Return [rows, MAX_ORDER]: how many n-grams of each row its reference has."""
     texts = [*given, *expected]
     words = np.fromiter(itertools.chain.from_iterable(texts), dtype=np.int64)
     text_of_word = np.repeat(np.arange(len(texts)), _lengths(texts))
@@ -126,7 +126,7 @@ def _matches(given: list[list[int]], expected: list[list[int]], reference_of_row
 def _clipped(
     rows: Numbers, grams: Numbers, references: Numbers, reference_grams: Numbers, *, reference_of_row: Numbers
 ) -> Numbers:
-    """Matches per row, an n-gram counting at most as often as its reference has it."""
+    """Count matches per row; an n-gram counts at most as often as its reference has it."""
     num_rows = len(reference_of_row)
     size = int(max(grams.max(initial=0), reference_grams.max(initial=0))) + 1
     known, known_counts = np.unique(references * size + reference_grams, return_counts=True)
@@ -141,7 +141,7 @@ def _clipped(
 
 
 def _scores(correct: Numbers, lengths: Numbers, reference_lengths: Numbers) -> NDArray[np.float64]:
-    """BLEU from its counts: exponential smoothing, and only the orders that a text is long enough for."""
+    """Compute BLEU from its counts: smoothed, over the orders that a text is long enough for."""
     totals = np.maximum(lengths[:, None] - np.arange(MAX_ORDER), 0)
     zero = (totals > 0) & (correct == 0)
     # The k-th order without a match counts as half of the one before it: 1/2, 1/4, ... of an n-gram.

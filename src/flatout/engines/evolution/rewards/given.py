@@ -82,7 +82,7 @@ class BatchReward:
         return self.score_rows([(completion, answer)])[0]
 
     def score_rows(self, rows: list[Row]) -> Sequence[float | None]:
-        """One call for all rows; a function without **columns gets the columns that it names."""
+        """Call the function once for all rows; without **columns it gets the columns that it names."""
         names = dict.fromkeys(name for _, answer in rows for name in answer if name != PROMPT)
         given = {
             **{name: [answer.get(name) for _, answer in rows] for name in names},
@@ -124,7 +124,7 @@ class WeightedRewards:
         return self.score_rows([(completion, answer)])[0]
 
     def score_rows(self, rows: list[Row]) -> list[float | None]:
-        """The sums of many rows; None where no reward is for a row."""
+        """Return the sums of many rows; None where no reward applies to a row."""
         by_part = [
             (
                 weight,
@@ -170,7 +170,7 @@ def reward_named(name: str) -> Reward:
 
 
 def name_of(function: object) -> str:
-    """How a function is named to people: package.module:function."""
+    """Return the name of a function for people: package.module:function."""
     if isinstance(function, NamedReward):
         return function.name
     return (

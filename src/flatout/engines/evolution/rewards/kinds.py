@@ -72,7 +72,7 @@ def is_cheap(reward: Reward) -> bool:
 
 
 def expected_text(answer: Mapping[str, Any], field: str | None, *, usual: str = "answer") -> str:
-    """The text that a completion is compared with: `field`, else the only one, else the usual one."""
+    """Return the text to compare a completion with: `field`, else the only one, else the usual one."""
     facts = [name for name in answer if name != PROMPT]
     if field is None:
         field = facts[0] if len(facts) == 1 else usual
@@ -161,7 +161,7 @@ class FormatMatch:
 
 
 def number_in(text: str, *, take: Take = "last") -> Fraction | None:
-    """The first or last number in `text`; None where there is none that has a value."""
+    """Return the first or last number in `text`; None where no number has a value."""
     candidates = list(_CANDIDATE.finditer(text))
     for candidate in candidates if take == "first" else reversed(candidates):
         matches = _NUMBER.finditer(text, candidate.start(), candidate.end())
@@ -172,7 +172,7 @@ def number_in(text: str, *, take: Take = "last") -> Fraction | None:
 
 
 def answer_in(text: str, *, take: Take = "last") -> Fraction | None:
-    """The number that `text` gives as its answer: the marked one, else the first or last one in it.
+    """Return the number that `text` gives as its answer: the marked one, else the first or last.
 
     A mark without a number is an answer that cannot be read, so that the working before it does not count.
     """

@@ -48,7 +48,7 @@ class RewardScores:
 
     @classmethod
     def of(cls, scores: Sequence[float | Failure]) -> RewardScores:
-        """Scores and failures in the order of their rows."""
+        """Separate scores from failures, in the order of their rows."""
         return cls(
             values=tuple(None if isinstance(score, Failure) else score for score in scores),
             failures=tuple(score for score in scores if isinstance(score, Failure)),
@@ -61,7 +61,7 @@ class RewardScores:
         return sum(known) / len(known) if known else None
 
     def summary(self) -> str | None:
-        """The failures in one line; None where there are none."""
+        """Say in one line what failed; None where nothing did."""
         if not self.failures:
             return None
         kinds = Counter(failure.kind for failure in self.failures)
@@ -109,7 +109,7 @@ class _Worker:
         return None if self.chunk is None or row == NOT_BEGUN else row
 
     def deadline_s(self, timeout_s: float) -> float:
-        """When this worker is to be given up, on the clock of `time.monotonic`."""
+        """Return when to give this worker up, on the clock of `time.monotonic`."""
         if self.ready and self.chunk is None:
             return math.inf
         if self.chunk is None or self.row is None:
@@ -118,7 +118,7 @@ class _Worker:
         return began_s + timeout_s * (len(self.chunk.rows) if self.chunk.together else 1)
 
     def end(self) -> list[tuple[Any, ...]]:
-        """Kill the process and all it started; the messages it left behind."""
+        """Kill the process and all it started; return the messages it left behind."""
         if os.getpid() != self._owner:  # a fork of the run, which has the handle and not the process
             return []
         try:
@@ -183,7 +183,7 @@ class RewardPool:
         _end_all(self._workers)
 
     def start(self) -> None:
-        """Start the processes, which `score` does otherwise, so that they are up when the first rows come."""
+        """Start the processes ahead of the first rows; otherwise `score` does it."""
         while not is_cheap(self.reward) and len(self._workers) < self._num_workers:
             self._workers.append(_Worker(self.reward))
 
@@ -207,7 +207,7 @@ class RewardPool:
         return scoring.scores()
 
     def _advance(self, scoring: _Scoring) -> None:
-        """Hand out what there is, wait for the next event, and act on it."""
+        """Hand out pending chunks, wait for the next event, and act on it."""
         for worker in self._workers:
             if worker.ready and worker.chunk is None and scoring.pending:
                 worker.give(scoring.pending.popleft(), scoring.rows)
@@ -234,7 +234,7 @@ class RewardPool:
             self._take(worker, scoring, *message)
 
     def _take(self, worker: _Worker, scoring: _Scoring, message: str, content: Any) -> None:
-        """What a worker said of the chunk that it has."""
+        """Act on what a worker says of its chunk."""
         if message == "ready":
             worker.ready = self._has_worked = True
         elif message == "apart" and worker.chunk is not None:

@@ -43,7 +43,7 @@ class Failure:
 
 
 def score_row(reward: Reward, row: Row, *, index: int) -> float | Failure:
-    """One call of a reward: a finite number, or the reason why there is none."""
+    """Call a reward once; return a finite number, or why there is none."""
     try:
         value = reward(*row)
     except NotOnePerRow as error:
@@ -64,13 +64,13 @@ def _checked(value: object, *, index: int) -> float | Failure:
 
 
 def _described(error: BaseException) -> str:
-    """Type, message and place of what a reward raised, on one line."""
+    """Return type, message and place of what a reward raised, on one line."""
     text = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_MESSAGE]
     return f"{text} ({place_of(error)})"
 
 
 def serve(pipe: Connection, under_way: Any) -> None:
-    """The worker's life: the reward comes first, then chunks until the pipe closes.
+    """Run a worker: receive the reward, then chunks until the pipe closes.
 
     `under_way` is shared with the pool: when the row under way began, on the clock of `time.monotonic` that
     all processes of a machine share, and which row of the chunk it is.
@@ -100,7 +100,7 @@ def serve(pipe: Connection, under_way: Any) -> None:
 
 
 def _scored_together(reward: Reward, rows: list[Row]) -> list[float | Failure] | None:
-    """The scores of one call for all rows; where it fails, calls for single rows find the culprit."""
+    """Score all rows in one call; None where it fails, and calls for single rows find the culprit."""
     if not isinstance(reward, RewardOfRows):
         return None
     try:

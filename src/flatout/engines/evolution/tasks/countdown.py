@@ -118,7 +118,7 @@ class Countdown(GeneratedTask):
 
 
 def _joined(numbers: list[int], stream: random.Random) -> tuple[int, str]:
-    """A value that the numbers can make, and how: only positive whole numbers on the way."""
+    """Make a value from the numbers, and say how: only positive whole numbers on the way."""
     parts = [(number, str(number)) for number in numbers]
     while len(parts) > 1:
         (left, left_text), (right, right_text) = (parts.pop(stream.randrange(len(parts))) for _ in range(2))
@@ -144,7 +144,7 @@ class Expression:
 
 
 def read_expression(text: str) -> Expression | None:
-    """The expression that `text` is; None where it is anything else, or has no value."""
+    """Read `text` as an expression; None where it is anything else, or has no value."""
     if len(text) > LONGEST:
         return None
     try:

@@ -84,7 +84,7 @@ def check_task(task: EvolutionTask) -> EvolutionTask:
 
 
 def options_of(task: Any) -> dict[str, Any]:
-    """The options that an object was made with, as a run records them; none if it is not a dataclass."""
+    """Return the options that an object was made with, as a run records them."""
     if not dataclasses.is_dataclass(task):
         return {}
     return {each.name: _plain(getattr(task, each.name)) for each in dataclasses.fields(task) if each.init}
@@ -109,7 +109,7 @@ def _is_needed(option: dataclasses.Field[Any]) -> bool:
 
 
 def known_tasks() -> dict[str, type[Any]]:
-    """The classes of tasks by name: those that come with the product and those of installed packages."""
+    """Return the classes of tasks by name: Flatout's own and those of installed packages."""
     tasks: dict[str, type[Any]] = {task.name: task for task in OWN}
     for name, found in load_plugins(GROUP).items():
         if name in tasks:
@@ -140,7 +140,7 @@ def _checked(found: object, name: str) -> type[Any]:
 
 
 def _task_of(path: Path, tasks: Mapping[str, type[Any]]) -> type[FileTask]:
-    """The task whose fields the first line of a file has."""
+    """Find the task whose fields the first line of a file has."""
     of_files = [task for task in tasks.values() if issubclass(task, FileTask)]
     shapes = ", or with ".join(f"{' and '.join(task.fields)} ({task.name})" for task in of_files)
     number, first = 1, ""
@@ -162,7 +162,7 @@ def _task_of(path: Path, tasks: Mapping[str, type[Any]]) -> type[FileTask]:
 
 
 def _option(task: Any, key: str, value: Any) -> Any:
-    """An option as its task wants it; a text is read as the type of the field."""
+    """Convert an option to what its task wants; a text is read as the type of the field."""
     known = [field.name for field in dataclasses.fields(task) if field.init]
     if key not in known:
         raise BadInput(f"the task {task.name} has no option {key!r}", hint=f"known: {', '.join(known)}")

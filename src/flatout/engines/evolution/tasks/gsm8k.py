@@ -30,7 +30,7 @@ class Gsm8k(FileTask):
     stop: ClassVar[tuple[str, ...]] = ("\n\nProblem:",)
 
     def answer(self, fields: Fields) -> dict[str, str]:
-        """The number alone."""
+        """Return the number alone."""
         number = answer_in(fields["answer"])
         if number is None:
             raise BadInput(

@@ -54,7 +54,7 @@ class FileTask:
 
     @abstractmethod
     def answer(self, fields: Fields) -> Mapping[str, Any]:
-        """What the reward needs to know of a line; BadInput for a line that cannot be used."""
+        """Return what the reward needs to know of a line; BadInput for a line that cannot be used."""
 
     def prompts(self, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
         """See `EvolutionTask.prompts`."""
@@ -73,7 +73,7 @@ class FileTask:
 def read_splits(
     path: Path, heldout: Path | None, *, names: Sequence[str], make: MakePrompt
 ) -> tuple[tuple[Prompt, ...], tuple[Prompt, ...]]:
-    """Training and held-out prompts: of two files, or one file divided; no key is in both."""
+    """Read training and held-out prompts, from two files or one divided; no key is in both."""
     prompts = _prompts(path, names=names, make=make)
     if heldout is not None:
         kept_out = _prompts(heldout, names=names, make=make)
@@ -114,5 +114,5 @@ def _distinct(prompts: Sequence[Prompt]) -> list[Prompt]:
 
 
 def _short(text: str) -> str:
-    """A short name for a text; spaces do not matter."""
+    """Return a short name for a text; spaces do not matter."""
     return hashlib.blake2b(" ".join(text.split()).encode(), digest_size=8).hexdigest()

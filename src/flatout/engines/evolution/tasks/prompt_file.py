@@ -41,12 +41,12 @@ class PromptFile(FileTask):
         FileTask.__post_init__(self)
 
     def answer(self, fields: Fields) -> Mapping[str, Any]:
-        """Every other column."""
+        """Return every other column."""
         return {name: value for name, value in fields.items() if name != PROMPT}
 
 
 def _texts(stop: Any) -> tuple[str, ...]:
-    """One text or several."""
+    """Return a tuple of texts, from one text or several."""
     texts = (stop,) if isinstance(stop, str) else tuple(stop)
     if not all(isinstance(text, str) and text for text in texts):
         raise BadInput(f"stop={stop!r} is not a list of texts", hint='write stop=["\\n"]')

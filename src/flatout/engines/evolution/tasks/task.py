@@ -63,7 +63,7 @@ class EvolutionTask(Protocol):
         """Texts that end a completion; empty where only its length does."""
 
     def prompts(self, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
-        """The prompts of an epoch: the same for the same arguments, in any process.
+        """Return the prompts of an epoch: the same for the same arguments, in any process.
 
         Held-out prompts ignore the epoch, never repeat, and are fewer than `count` where there are no more.
         Training prompts repeat only after all others have been given.
@@ -79,13 +79,13 @@ def running(task: EvolutionTask | type[EvolutionTask]) -> AbstractContextManager
 
 
 def title_of(task: EvolutionTask | type[EvolutionTask]) -> str:
-    """How a task is named to people: its module and class, as on the command line."""
+    """Return the name of a task for people: its module and class, as on the command line."""
     kind = task if isinstance(task, type) else type(task)
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
 def ask_prompts(task: EvolutionTask, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
-    """The prompts of a task, checked: anybody may have written it."""
+    """Ask a task for prompts and check them: anybody may have written it."""
     with running(task):
         prompts = list(task.prompts(split, epoch=epoch, count=count, seed=seed))
     if not prompts:
@@ -105,12 +105,12 @@ def ask_prompts(task: EvolutionTask, split: Split, *, epoch: int, count: int, se
 
 
 def text_of_ids(token_ids: Iterable[int]) -> str:
-    """How a completion without a tokenizer is shown to a reward: "4 0 7 1"."""
+    """Write token numbers as a reward sees them where there is no tokenizer: "4 0 7 1"."""
     return " ".join(map(str, token_ids))
 
 
 def split_of(key: str) -> Split:
-    """The split that a prompt belongs to."""
+    """Return the split of a prompt."""
     digest = hashlib.blake2b(key.encode(), digest_size=8).digest()
     return "heldout" if int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0 else "train"
 
@@ -159,7 +159,7 @@ class GeneratedTask(ABC):
 def ordered_prompts(
     prompts: Sequence[Prompt], *, split: Split, epoch: int, count: int, seed: int
 ) -> list[Prompt]:
-    """`count` of the given prompts, all of one split, as `EvolutionTask.prompts` promises them.
+    """Return `count` of the given prompts, all of one split, as `EvolutionTask.prompts` promises.
 
     Training goes through all of them in a random order, then through another one: epoch e takes up where
     e - 1 ended, given that both ask for the same count.

@@ -28,5 +28,5 @@ class SentenceTranslation(FileTask):
     stop: ClassVar[tuple[str, ...]] = ("\n",)
 
     def answer(self, fields: Fields) -> dict[str, str]:
-        """The reference."""
+        """Return the reference."""
         return {"target": fields["target"]}

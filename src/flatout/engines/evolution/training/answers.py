@@ -97,7 +97,7 @@ class Answers:
         self._pool.close()
 
     def of_members(self) -> tuple[Tensor, int]:
-        """The rewards [members, prompts] of this epoch, and the tokens that all ranks generated."""
+        """Return the rewards [members, prompts] of this epoch, and the tokens that all ranks generated."""
         settings = self._settings
         prompts = self._prompts(epoch=self._es.epoch, count=settings.prompts)
         ids = self._encoded(prompts)
@@ -112,7 +112,7 @@ class Answers:
         return gathered[:-1].view_as(rewards), int(gathered[-1])
 
     def held_out(self) -> tuple[float | None, tuple[ShownAnswer, ...]]:
-        """The mean reward of the held-out prompts, and some completions with theirs.
+        """Return the mean reward of the held-out prompts, and some completions with their rewards.
 
         On the first rank alone: the others need them for nothing.
         """
@@ -133,7 +133,7 @@ class Answers:
         )
 
     def plain_tokens_per_s(self) -> float:
-        """The rate of plain inference on as many rows as a chunk has; every rank at once, as they train."""
+        """Measure plain inference on as many rows as a chunk has; all ranks at once, as they train."""
         num_rows = len(self.schedule.chunks[0]) * self._settings.prompts
         ids = self._encoded(self._prompts(epoch=self._es.epoch, count=num_rows))
         self._es.release()  # its cache must not lie beside the one that is measured
@@ -151,7 +151,7 @@ class Answers:
         )
 
     def _rewards(self, prompts: Sequence[Prompt], done: list[list[Completion]]) -> Tensor:
-        """The rewards of one chunk [members, prompts], each row saying whose it is."""
+        """Return the rewards of one chunk [members, prompts]; each row says whose it is."""
         rows = [(member, place, each) for member, row in enumerate(done) for place, each in enumerate(row)]
         scores = self._scored([prompts[place] for _, place, _ in rows], [each for _, _, each in rows])
         return fitness.reward_matrix(
@@ -210,7 +210,7 @@ class Answers:
         return ask_prompts(self._task, "train", epoch=epoch, count=count, seed=self._settings.seed)
 
     def _encoded(self, prompts: Sequence[Prompt]) -> list[Ids]:
-        """Token numbers of prompts; slots grow to hold the longest and its completion."""
+        """Encode prompts; slots grow to hold the longest and its completion."""
         ids = self._texts.ids(prompts)
         longest = max(ids, key=len)
         needed, most = len(longest) + self._max_new_tokens, self._decoder.max_positions
@@ -246,7 +246,7 @@ class Answers:
 def score_texts(
     pool: RewardPool, texts: models.Texts, prompts: Sequence[Prompt], completions: Sequence[Completion]
 ) -> RewardScores:
-    """The reward of each completion, given with the prompt it belongs to."""
+    """Score each completion, together with the prompt it belongs to."""
     said = texts.texts([completion.tokens for completion in completions])
     return pool.score([(text, facts_of(prompt)) for text, prompt in zip(said, prompts, strict=True)])
 
@@ -267,7 +267,7 @@ def plain_tokens_per_s(
     ends: Sequence[int],
     mode: Mode = "auto",
 ) -> float:
-    """Tokens per second of the model alone, over `prompts`; its cache is given back afterwards."""
+    """Measure tokens per second of the model alone, over `prompts`; its cache is freed afterwards."""
     generator = Generator(decoder, slots=slots, max_tokens=max_tokens, sampling=sampling, eos=ends, mode=mode)
     requests = [Request(prompt=prompt, key=key) for key, prompt in enumerate(prompts)]
 

@@ -45,12 +45,12 @@ class Texts:
         self.ends = tuple(sorted({*ends, *self._stopping_tokens()}))
 
     def ids(self, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-        """Prompts as the model reads them, in one call of the tokenizer."""
+        """Encode prompts as the model reads them, in one call of the tokenizer."""
         encoded = iter(self._encoded([prompt.text for prompt in prompts if prompt.text is not None]))
         return [next(encoded) if prompt.token_ids is None else prompt.token_ids for prompt in prompts]
 
     def texts(self, completions: Sequence[Sequence[int]]) -> list[str]:
-        """Completions as the reward reads them, in one call of the tokenizer."""
+        """Decode completions as the reward reads them, in one call of the tokenizer."""
         if self.tokenizer is None:
             return [text_of_ids(tokens) for tokens in completions]
         return [self._cut(text) for text in models.decode_rows(self.tokenizer, completions, extra=EXTRA)]
@@ -110,7 +110,7 @@ def save_model(model: nn.Module, tokenizer: Any, folder: Path) -> None:
 
 
 def _own_copies(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Every tensor in a storage of its own; tied ones, which are the same values, stay one tensor.
+    """Copy every tensor to its own storage; tied ones, which are the same values, stay one tensor.
 
     Parts of a stacked weight share a storage, which a safetensors file cannot say.
     """

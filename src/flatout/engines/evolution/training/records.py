@@ -66,7 +66,7 @@ KIND = log.LogKind(
 
 
 def read_log(folder: Path) -> list[EpochRecord]:
-    """The epochs of a run in their order, each as it was done last."""
+    """Read the epochs of a run in their order, each as it was written last."""
     return log.read_log(folder, KIND)
 
 
@@ -87,5 +87,5 @@ class EvolutionState:
 
 
 def checkpoints_of(out: Path) -> Checkpoints[EvolutionState]:
-    """The checkpoints of the run in a folder."""
+    """Return the checkpoints of the run in a folder."""
     return Checkpoints(out / "checkpoints", counter="epoch", state=EvolutionState, extra="evolution")

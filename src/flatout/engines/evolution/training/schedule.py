@@ -45,7 +45,7 @@ class PopulationSchedule:
     chunk_members: Decision[int]
 
     def of_rank(self, rank: int, *, num_ranks: int) -> tuple[range, ...]:
-        """The chunks that one rank runs."""
+        """Return the chunks that one rank runs."""
         return self.chunks[rank::num_ranks]
 
 
@@ -76,7 +76,7 @@ def schedule(
 
 
 def halved(found: PopulationSchedule) -> PopulationSchedule:
-    """The same chunks with half as many rows at once."""
+    """Return the same chunks with half as many rows at once."""
     rows = found.rows.value
     if rows < 2:
         raise BatchDoesNotFit(
@@ -142,7 +142,7 @@ def needs_of(
     noise: Literal["int8", "normal"],
     targets: tuple[str, ...],
 ) -> Needs:
-    """What a decoder's rows and variants take."""
+    """Return the bytes that a decoder's rows and variants take."""
     import torch
 
     attentions = [block.attention for block in decoder.blocks]

@@ -91,7 +91,7 @@ def evolve(
     on_event: OnEvent = ignore,
     on_progress: OnProgress = ignore,
 ) -> EvolveOutcome:
-    """Evolve a language model on a task, as one of torchrun's ranks where it started this process.
+    """Evolve a language model on a task; under torchrun, as one of its ranks.
 
     `settings` are keys and values, a YAML file or the folder of a run; `changes` win over them.
     The `task` is a name, as on the command line, or a task object.  A process that torchrun started again
@@ -116,7 +116,7 @@ def evolve(
 
 
 def _apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], EvolutionTask | None]:
-    """Settings that can be written down, and the task object where one is given instead of a name."""
+    """Separate settings that can be written down from a task object given instead of a name."""
     task = given.get("task")
     if task is None or isinstance(task, (str, Path)):
         return {**given, **({} if task is None else {"task": str(task)})}, None
@@ -314,7 +314,7 @@ class Trainer:
         return epoch % self.settings.evaluate_every == 0 or epoch == self.settings.epochs
 
     def _judged(self, record: EpochRecord) -> EpochRecord:
-        """A record of these weights with what they score on held-out prompts."""
+        """Add to a record of these weights their score on held-out prompts."""
         self._score, samples = self.answers.held_out()
         return dataclasses.replace(
             record, reward_heldout=self._score, samples=samples, elapsed_s=self._elapsed()
@@ -327,7 +327,7 @@ class Trainer:
                 self._tell(self._judged(record))
 
     def _sent_bytes(self) -> int:
-        """What this rank sent since it was asked last."""
+        """Return what this rank sent since the last call."""
         before, self._sent_before = self._sent_before, self.ranks.sent_bytes.total()
         return self._sent_before - before
 

@@ -60,7 +60,7 @@ def move(
 
 
 def address_table(masters: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor | None:
-    """What `ascend` takes for a stack; None where a tensor has gaps or begins inside a line of 16 bytes."""
+    """Make what `ascend` takes for a stack; None where a tensor has gaps or is not aligned to 16 bytes."""
     if any(not each.is_contiguous() or each.data_ptr() % 16 for each in (*masters, *weights)):
         return None
     rows = [(master.data_ptr(), weight.data_ptr()) for master, weight in zip(masters, weights, strict=True)]

@@ -62,7 +62,7 @@ class Coefficients:
 
     @classmethod
     def of_fitness(cls, fitness: Tensor, *, antithetic: bool, device: torch.device) -> Coefficients:
-        """Antithetic members 2v and 2v + 1 share a variant, and count by their difference."""
+        """Take the difference of antithetic members 2v and 2v + 1, which share a variant."""
         return cls.of(fitness[0::2] - fitness[1::2] if antithetic else fitness, device=device)
 
     @classmethod
@@ -73,7 +73,7 @@ class Coefficients:
 
 
 def direction(draw: Draw, coefficients: Tensor) -> Tensor:
-    """sum_v c_v scale E_v in fp32 [matrices, out, in]; `draw` gives the noise of some variants.
+    """Return sum_v c_v scale E_v in fp32 [matrices, out, in]; `draw` gives the noise of variants.
 
     Of a vector with full noise, sum_v c_v scale noise_v [1, width].
     """
@@ -97,7 +97,7 @@ def direction(draw: Draw, coefficients: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _tensor_cores(device: torch.device) -> Iterator[None]:
-    """TF32 on a GPU: int8 noise is exact in its 11 bits, and a coefficient loses one part in 2,000.
+    """Use TF32 on a GPU: int8 noise is exact in its 11 bits, a coefficient loses one part in 2,000.
 
     A full fp32 product would take six times as long, which at rank 4 is several percent of a generation.
     """
@@ -110,7 +110,7 @@ def _tensor_cores(device: torch.device) -> Iterator[None]:
 
 
 def blocks(num_variants: int) -> Iterator[range]:
-    """All variants in order, at most `BLOCK` at once."""
+    """Yield all variants in order, at most `BLOCK` at once."""
     for start in range(0, num_variants, BLOCK):
         yield range(start, min(start + BLOCK, num_variants))
 
@@ -132,7 +132,7 @@ class UpdateTally:
         self.compared.append(torch.stack((torch.linalg.vector_norm(previous).square(), overlap)))
 
     def statistics(self, rewards: Tensor) -> Statistics:
-        """The figures; the one place where the host waits for the device."""
+        """Compute the figures: the one place where the host waits for the device."""
         known = rewards[torch.isfinite(rewards)].double()
         direction, moved, weights = _sums(self.steps) or (0.0, 0.0, 0.0)
         previous, overlap = _sums(self.compared) or (0.0, 0.0)
@@ -150,6 +150,6 @@ class UpdateTally:
 
 
 def _sums(rows: Sequence[Tensor]) -> list[float]:
-    """Row by row in float64; nothing of no rows."""
+    """Sum rows in float64; an empty list for no rows."""
     found: list[float] = torch.stack(list(rows)).double().sum(0).tolist() if rows else []
     return found

@@ -81,7 +81,7 @@ class NoiseTable:
 
 
 def vote(draw: Draw, signs: Tensor) -> Tensor:
-    """sum_v sign_v A_v B_v^T of every matrix of a stack, exact, as int32 [matrices, out, in]."""
+    """Return sum_v sign_v A_v B_v^T of every matrix of a stack, exact, as int32 [matrices, out, in]."""
     first = draw(range(1))
     assert isinstance(first, Stack)
     block = max(1, EXACT_TERMS // first.shrink.shape[2])
@@ -99,7 +99,7 @@ def vote(draw: Draw, signs: Tensor) -> Tensor:
 
 
 def threshold_of(share: float, *, num_variants: int, rank: int) -> int:
-    """The vote that a share of the weights passes where fitness says nothing: votes are then normal noise."""
+    """Return the vote that a share of the weights passes by chance: votes are then normal noise."""
     if not 0 < share < 1:
         raise BadInput(f"lr={share} is not a share of the int8 weights", hint="give 0 to 1, such as 0.01")
     deviation = math.sqrt(num_variants * rank) / UNIT**2
@@ -127,16 +127,16 @@ class IntegerMasters:
         return self._integers[name]
 
     def scale(self, name: str, *, sigma: float, rank: int) -> float:
-        """The power of two that makes a sum of `rank` products of table numbers deviate by about `sigma`."""
+        """Return the power of two that gives a sum of `rank` table products the deviation `sigma`."""
         shift = round(math.log2(self.steps[name] * math.sqrt(rank) / (sigma * UNIT**2)))
         return self.steps[name] * 2.0**-shift
 
     def direction(self, draw: Draw, coefficients: Coefficients) -> Tensor:
-        """The votes of the pairs."""
+        """Return the votes of the pairs."""
         return vote(draw, coefficients.device.sign())
 
     def step_at_once(self, names: Names, draw: Draw, coefficients: Coefficients) -> None:
-        """There is no kernel for votes."""
+        """Return None: there is no kernel for votes."""
 
     def step(self, names: Names, votes: Tensor) -> Tensor:
         """Move every weight of a stack whose vote passes the threshold by one.
@@ -153,7 +153,7 @@ class IntegerMasters:
         return torch.stack([squares(each) for each in (votes.float(), moved_by, written)])
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a resumed run needs, by flat names."""
+        """Return everything a resumed run needs, by flat names."""
         steps = {f"step/{name}": torch.tensor(step, dtype=torch.float64) for name, step in self.steps.items()}
         return {**{f"integers/{name}": value for name, value in self._integers.items()}, **steps}
 
@@ -172,7 +172,7 @@ class IntegerMasters:
             self._write(names)
 
     def _write(self, names: Names) -> Tensor:
-        """The weights of a stack, written into the model; in fp32, where the products are exact."""
+        """Write the weights of a stack into the model; return them in fp32, where products are exact."""
         values = self._stacks[names] * self._steps_of(names)
         torch._foreach_copy_([self._weights[name] for name in names], list(values.unbind()))
         return values
@@ -187,6 +187,6 @@ def _quantised(weight: Tensor, step: float) -> Tensor:
 
 
 def step_of(weight: Tensor) -> float:
-    """The power of two that the largest weight is at most 127 times of."""
+    """Return the smallest power of two that is at least the largest weight over 127."""
     largest = float(weight.detach().abs().max())
     return 2.0 ** math.ceil(math.log2(largest / LARGEST)) if largest else 2.0**-7

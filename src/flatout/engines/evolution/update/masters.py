@@ -81,7 +81,7 @@ class Masters:
                 group["lr"] = lr
 
     def direction(self, draw: Draw, coefficients: Coefficients) -> Tensor:
-        """The direction in which fitness grows."""
+        """Return the direction in which fitness grows."""
         return direction(draw, coefficients.device / self._divisor)
 
     @torch.no_grad()
@@ -111,7 +111,7 @@ class Masters:
 
     @torch.no_grad()
     def step_at_once(self, names: Names, draw: Draw, coefficients: Coefficients) -> Tensor | None:
-        """Direction and step in one kernel, which returns what `step` does; None where it cannot."""
+        """Take direction and step in one kernel; return what `step` does, or None where it cannot."""
         if (addresses := self._addresses_of(names)) is None:
             return None
         noise = draw(range(len(coefficients.host)))
@@ -128,7 +128,7 @@ class Masters:
         )
 
     def _addresses_of(self, names: Names) -> Tensor | None:
-        """Where the kernel finds a stack; None where it cannot move it."""
+        """Return where the kernel finds a stack; None where it cannot move it."""
         master = self._masters[names[0]]
         if not (HAS_TRITON and self._fused and self._only_added is not None):
             return None
@@ -141,7 +141,7 @@ class Masters:
         return self._addresses[names]
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything a resumed run needs, by flat names."""
+        """Return everything a resumed run needs, by flat names."""
         found: dict[str, Tensor] = {}
         for name, master in self._masters.items():
             found[f"master/{name}"] = master.detach()
@@ -189,7 +189,7 @@ class Masters:
 
 
 def squares(values: Tensor) -> Tensor:
-    """The square of the norm, without a copy of `values`: they are as large as the model."""
+    """Return the square of the norm, without a copy of `values`: they are as large as the model."""
     norm: Tensor = torch.linalg.vector_norm(values)
     return norm.square()
 
@@ -197,7 +197,7 @@ def squares(values: Tensor) -> Tensor:
 def choose_place(
     weights: Mapping[str, Tensor], *, optimizer: OptimizerName, place: MastersPlace = "auto"
 ) -> Decision[Literal["device", "cpu"]]:
-    """Where the masters live: beside the model if a quarter of what is free there holds them."""
+    """Choose where the masters live: beside the model if a quarter of the free memory holds them."""
     if place != "auto":
         return Decision(value=place, reason="as asked", source="assumed")
     device = next(iter(weights.values())).device

@@ -29,12 +29,12 @@ class Grid:
     trials: dict[tuple[int, int], list[TrialRecord]]
 
     def best(self, place: tuple[int, int]) -> TrialRecord:
-        """Of those asked the most questions the one that scores highest: few questions may score by luck."""
+        """Return the best of the trials that were asked the most questions: few may score by luck."""
         return max(self.trials[place], key=lambda trial: (trial.num_questions or 0, trial.score or 0.0))
 
 
 def group_trials(trials: Sequence[TrialRecord]) -> Grid | None:
-    """Trials by layer and strength; None where none has a score.
+    """Group trials by layer and strength; None where no trial has a score.
 
     A search draws strengths from a line, so no two trials share one: the line is cut into columns of equal
     width, with zero on a border.
@@ -53,7 +53,7 @@ def group_trials(trials: Sequence[TrialRecord]) -> Grid | None:
 
 
 def _edges(strengths: Sequence[float]) -> tuple[float, ...]:
-    """Borders of columns, multiples of one round step, around all strengths."""
+    """Return the borders of columns, multiples of one round step, around all strengths."""
     low, high = min(strengths), max(strengths)
     wide = (high - low) / (MOST_COLUMNS - 2) if high - low > FINEST else abs(high)
     step = round_step(wide if wide > FINEST else 1.0)
@@ -64,7 +64,7 @@ def _edges(strengths: Sequence[float]) -> tuple[float, ...]:
 
 
 def heat_map(record: StudyRecord) -> tuple[Matrix, float] | None:
-    """Layers from the bottom up, strengths from left to right; and the largest distance from the baseline.
+    """Draw layers from the bottom up, strengths from left to right; and return the largest distance.
 
     The colour of a cell is its distance from the unsteered model, in both directions alike.
     """
@@ -102,7 +102,7 @@ def heat_map(record: StudyRecord) -> tuple[Matrix, float] | None:
 
 
 def trade_off(record: StudyRecord) -> Drawing | None:
-    """Score against the perplexity of neutral text: what a vector gains, and what it breaks."""
+    """Draw score against the perplexity of neutral text: what a vector gains, and what it breaks."""
     known = [
         (trial, trial.perplexity_ratio, trial.score)
         for trial in record.trials
@@ -138,7 +138,7 @@ def trade_off(record: StudyRecord) -> Drawing | None:
 
 
 def intervals(retest: Retest) -> RowChart:
-    """Unsteered, steered and their paired difference, each as a dot on its 95 % interval."""
+    """Draw unsteered, steered and their paired difference, each as a dot on its 95 % interval."""
     named = (
         ("unsteered", retest.baseline, "ink"),
         ("steered", retest.steered, "ink"),

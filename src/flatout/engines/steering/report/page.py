@@ -28,7 +28,7 @@ LONGEST_TEXT = 1200
 
 
 def page(record: StudyRecord) -> str:
-    """The whole document."""
+    """Write the whole document."""
     difference = known(record.retest, lambda retest: retest.difference.show())
     return document(
         record.name,
@@ -142,7 +142,7 @@ def _examples(record: StudyRecord) -> Html | None:
 
 
 def _lines(text: str) -> list[Html]:
-    """A text by its lines, cut where it is long."""
+    """Split a text into paragraphs, cut where it is long."""
     return [tag("p", line) for line in shorten(text, LONGEST_TEXT).splitlines() if line.strip()] or [
         tag("p", "(nothing)")
     ]

@@ -213,7 +213,7 @@ class _Layout:
         )
 
     def _visible(self, attention: Attention) -> Tensor:
-        """Mask [n, T, S]: a token sees its trunk and its own branch, up to its own position.
+        """Return the mask [n, T, S]: a token sees its trunk and its own branch, up to its own position.
 
         Padding sees padding: a softmax over nothing would be NaN, and 0 times NaN is NaN.
         """

@@ -80,7 +80,7 @@ class Steering:
         return all(one.mode == "add" for one in self.parts)
 
     def added(self) -> Tensor:
-        """What `add` adds, [D] in float32."""
+        """Return what `add` adds, [D] in float32."""
         return self.direction.float() * self.amount
 
     def check_model(self, *, num_layers: int, width: int) -> None:

@@ -27,12 +27,12 @@ TOLERANCE = 1e-8
 
 
 def mean_difference(positive_LND: Tensor, negative_LND: Tensor) -> Tensor:
-    """From the negative mean to the positive one, [L, D]."""
+    """Return the vector from the negative mean to the positive one, [L, D]."""
     return positive_LND.mean(1) - negative_LND.mean(1)
 
 
 def pca_of_differences(positive_LND: Tensor, negative_LND: Tensor) -> Tensor:
-    """The first principal axis of the differences and their opposites.
+    """Return the first principal axis of the differences and their opposites.
 
     Centring the differences themselves would remove what they have in common, which is the very thing
     looked for; with both signs their mean is 0 already.
@@ -47,7 +47,7 @@ def pca_of_differences(positive_LND: Tensor, negative_LND: Tensor) -> Tensor:
 
 
 def linear_discriminant(positive_LND: Tensor, negative_LND: Tensor) -> Tensor:
-    """The inverse of the spread within the sides, times the mean difference.
+    """Return the inverse of the spread within the sides, times the mean difference.
 
     With fewer texts than dimensions the spread has no inverse; it is shrunk towards a sphere by as much as
     Ledoit and Wolf's estimate of its own error says.
@@ -69,7 +69,7 @@ def linear_discriminant(positive_LND: Tensor, negative_LND: Tensor) -> Tensor:
 
 
 def ledoit_wolf(centred_LSD: Tensor, spread_LR: Tensor) -> Tensor:
-    """How far to shrink a covariance towards a multiple of the identity, from 0 to 1, [L].
+    """Return how far to shrink a covariance towards a multiple of the identity, from 0 to 1, [L].
 
     `spread_LR` are the eigenvalues of the covariance of the centred texts.
     """
@@ -97,7 +97,7 @@ def logistic_probe(positive_LND: Tensor, negative_LND: Tensor) -> Tensor:
 
 
 def _newton(features_LSR: Tensor, sign_S: Tensor) -> Tensor:
-    """Weights [L, R] of the least penalised loss; the last feature is the constant, free of penalty."""
+    """Return the weights [L, R] of the least penalised loss; the last feature is a free constant."""
     num_texts, num_features = features_LSR.shape[1:]
     penalty_R = features_LSR.new_full((num_features,), PENALTY)
     penalty_R[-1] = 1e-9
@@ -127,7 +127,7 @@ def _newton(features_LSR: Tensor, sign_S: Tensor) -> Tensor:
 
 
 def principal_axes(rows_LSD: Tensor) -> tuple[Tensor, Tensor]:
-    """Orthonormal axes [L, R, D] of the span of the rows and the rows' lengths along them, largest first.
+    """Return orthonormal axes [L, R, D] of the rows' span and the rows' lengths along them, largest first.
 
     From the products of rows with rows, or of dimensions with dimensions, whichever are fewer.  Axes along
     which no row extends are 0.

@@ -92,7 +92,7 @@ class Crew:
         self._stop()
 
     def wait(self) -> list[Ended]:
-        """Wait until all have ended, well or not."""
+        """Wait until all have ended, successfully or not."""
         ended = []
         while self._running:
             ended.append(self._running[0].wait())

@@ -133,7 +133,7 @@ class Classification(AdapterTask):
 
 
 def _label_of(value: Any) -> str:
-    """A label as text; BadInput where it is neither a text nor a whole number."""
+    """Return a label as text; BadInput where it is neither a text nor a whole number."""
     if isinstance(value, (str, int)) and str(value).strip():
         return str(value).strip()
     said = "is missing" if value is None else f"is {value!r}, neither a text nor a whole number"

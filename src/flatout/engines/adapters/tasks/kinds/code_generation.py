@@ -79,7 +79,7 @@ class CodeGeneration(GenerationTask):
 
 
 def with_layout_signs(code: str) -> str:
-    """Code on one line: a sign for each line end, and one for each level of the indent after it."""
+    """Write code on one line: a sign for each line end, and one for each level of indent."""
     lines, margins = [], [0]
     for line in code.expandtabs(SPACES).splitlines():
         if not line.strip():
@@ -94,7 +94,7 @@ def with_layout_signs(code: str) -> str:
 
 
 def without_layout_signs(text: str) -> str:
-    """The lines and indents behind the signs."""
+    """Restore the lines and indents from their signs."""
     lines = []
     for line in text.split(LINE):
         signs = re.match(rf"[\s{INDENT}]*", line)
@@ -104,14 +104,14 @@ def without_layout_signs(text: str) -> str:
 
 
 def functions(folder: Path | None = None) -> list[tuple[str, str]]:
-    """Docstring and code of every short function, in the order of the files; the library's by default."""
+    """Return docstring and code of every short function, in the order of the files."""
     root = folder or Path(sysconfig.get_path("stdlib"))
     files = (path for path in sorted(root.rglob("*.py")) if not LEFT_OUT & set(path.relative_to(root).parts))
     return [pair for path in files for pair in functions_of(_source(path))]
 
 
 def functions_of(source: str) -> Iterator[tuple[str, str]]:
-    """Docstring and code of the short functions of one module; nothing of one that does not parse."""
+    """Yield docstring and code of the short functions of a module; none of one that does not parse."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes in old modules
         try:

@@ -67,7 +67,7 @@ class QuestionAnswering(AdapterTask):
         return {"answer": answer, "start": start}
 
     def group_of(self, record: Record) -> str:
-        """Questions on one context stay together."""
+        """Keep questions on one context together."""
         return str(record["context"])
 
     def generated_row(self, draw: random.Random) -> Record:
@@ -141,7 +141,7 @@ class QuestionAnswering(AdapterTask):
 
 
 def token_span(offsets: Ints, *, start: int, stop: int) -> tuple[int, int] | None:
-    """First and last token that overlap the characters [start, stop); None where some are not there."""
+    """Return the first and last token of the characters [start, stop); None where some are cut off."""
     inside = offsets[:, 0] != OUTSIDE
     overlapping = np.flatnonzero(inside & (offsets[:, 1] > start) & (offsets[:, 0] < stop))
     if not len(overlapping):
@@ -155,7 +155,7 @@ def token_span(offsets: Ints, *, start: int, stop: int) -> tuple[int, int] | Non
 
 
 def span_logits(head: nn.Module, states_BLH: Tensor, batch: TaskBatch) -> tuple[Tensor, Tensor]:
-    """Logits [B, L] of being the first and the last token; the lowest number outside the context."""
+    """Return logits [B, L] of the first and the last token; the lowest number outside the context."""
     weight = next(head.parameters())
     logits_BL2 = head(states_BLH.to(weight.dtype)).float()
     shut = ~batch.targets["allowed"].unsqueeze(2)
@@ -164,7 +164,7 @@ def span_logits(head: nn.Module, states_BLH: Tensor, batch: TaskBatch) -> tuple[
 
 
 def best_spans(start_BL: Tensor, end_BL: Tensor, *, longest: int) -> Tensor:
-    """[B, 2]: first and last token of the likeliest span of at most `longest` tokens."""
+    """Return [B, 2]: first and last token of the most likely span of at most `longest` tokens."""
     length = start_BL.shape[1]
     # Halves, so that two of the lowest numbers do not overflow.
     scores_BLL = start_BL.unsqueeze(2) / 2 + end_BL.unsqueeze(1) / 2
@@ -213,7 +213,7 @@ class _Window:
 
 
 def _first_token(given: Any, asked: set[int], *, room: int) -> int:
-    """Where the window of `room` tokens begins that has most of `asked`: the first such, at a word."""
+    """Return where the window of `room` tokens with most of `asked` begins: the first one, at a word."""
     ids, words = given["input_ids"], given.word_ids()
     counts = Counter(ids)
     worth = np.array([1 / counts[token] if token in asked else 0.0 for token in ids])

@@ -51,7 +51,7 @@ class Regression(AdapterTask):
         return {field: _number(next((row[name] for name in names if name in row), None), field)}
 
     def settings_from(self, splits: Splits) -> dict[str, Any]:
-        """The mean and the deviation of the values to train on."""
+        """Return the mean and the deviation of the values to train on."""
         values = [self._value(record) for record in splits.train]
         deviation = statistics.pstdev(values)
         if deviation == 0:
@@ -74,7 +74,7 @@ class Regression(AdapterTask):
         return {"value": np.array(value, dtype=np.float32)}
 
     def pad_targets(self, examples: Sequence[Example], to: Padding) -> Targets:
-        """`real` comes first: whatever number could stand for none may be a value."""
+        """Put `real` first: any number that could mark a missing value may be a value."""
         real, values = np.full(to.rows, IGNORED, dtype=np.int64), np.zeros(to.rows, dtype=np.float32)
         for row, example in enumerate(examples):
             if example.trainable:

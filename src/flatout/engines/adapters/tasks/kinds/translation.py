@@ -46,7 +46,7 @@ class Translation(GenerationTask):
 
 
 def german_pairs() -> list[tuple[str, str]]:
-    """English and German, fetched into the user's cache on first use; NotFetched without a network."""
+    """Return English and German pairs, fetched once into the user's cache; NotFetched without a network."""
     pairs: dict[str, str] = {}
     for package in PACKAGES:
         for path in sorted(fetch(package).rglob("*.mo")):
@@ -57,7 +57,7 @@ def german_pairs() -> list[tuple[str, str]]:
 
 
 def messages(catalogue: bytes) -> Iterator[tuple[str, str]]:
-    """Sentence and translation of a compiled catalogue, plural forms one by one."""
+    """Yield sentence and translation of a compiled catalogue, plural forms one by one."""
     order = "<" if catalogue[:4] == struct.pack("<I", MAGIC) else ">"
     count, originals, translations = struct.unpack_from(f"{order}III", catalogue, 8)
     for number in range(count):
