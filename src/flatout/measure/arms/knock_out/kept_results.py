@@ -4,6 +4,9 @@ A returned tensor is tied to the tensors that the block would have read: gradien
 none into the block.  Each call in a step has its own results, and so do calls with inputs of other shapes: if
 none are known, the block runs and the step does not count.  A lookup takes some microseconds, and a step may
 need a thousand of them, so lookups are not timed.
+
+Shapes say nothing about a list of graphs.  Results of such inputs are kept in two steps, and serve only if
+they have the same shapes in both.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from flatout.measure.clock import ident, now
 MOST_CALLS = 5000  # in a step
 MOST_KEPT = 20_000
 DEEPEST = 4
+MOST_DIRECT = 8  # items of a list whose shapes are read
 PLAIN = (int, float, complex, bool, str, bytes, type(None), slice, range)
 UNBOUND = object()
 
@@ -74,6 +78,8 @@ class KeptResults:
         self.failure: str | None = None
         self.num_bytes = 0  # of the inputs and results of one step
         self.requires_grad = False
+        self.num_steps = 0  # in which results were kept
+        self._is_opaque = False  # an input may change in ways that its shapes do not show
         self._kept: dict[Key, _Kept] = {}
         self.reset()
 
@@ -88,8 +94,9 @@ class KeptResults:
         self._kept.clear()
 
     @property
-    def is_empty(self) -> bool:
-        return not self._kept
+    def are_known(self) -> bool:
+        """Return whether results were kept, in two steps if shapes do not tell inputs apart."""
+        return bool(self._kept) and self.num_steps >= 1 + self._is_opaque
 
     def __eq__(self, other: object) -> bool:
         """Compare equal to the number of its switch."""
@@ -121,6 +128,7 @@ class KeptResults:
         if self.num_calls > MOST_CALLS or len(self._kept) > MOST_KEPT:
             self.failure = f"it runs more than {MOST_CALLS} times in a step"
             return False
+        self._is_opaque |= any(map(_is_opaque, values))
         self._under_way.append((key, values))
         self._on_begin()
         return False
@@ -168,8 +176,12 @@ class KeptResults:
         except NotPlain as error:
             self.failure = str(error)
             return
+        before = self._kept.get(key)
+        if before is not None and _held_shapes(before) != _held_shapes(kept):
+            self.failure = "its results change their shapes from step to step"
         self._kept[key] = kept
-        self._measure(inputs, [*tensors_in(bound), *tensors_in(returned)])
+        if before is None:
+            self._measure(inputs, [*tensors_in(bound), *tensors_in(returned)])
 
     def _measure(self, inputs: Sequence[Any], results: Sequence[Any]) -> None:
         if not self.giving:
@@ -203,8 +215,31 @@ def _direct(values: Sequence[Any]) -> Iterator[Any]:
     for value in values:
         if isinstance(value, torch.Tensor):
             yield value
-        elif isinstance(value, (list, tuple)) and len(value) < 8:
+        elif isinstance(value, (list, tuple)) and len(value) < MOST_DIRECT:
             yield from (item for item in value if isinstance(item, torch.Tensor))
+
+
+def _is_opaque(value: Any) -> bool:
+    """Return whether a value holds objects whose sizes are unknown: a list of graphs, of sentences."""
+    import torch
+
+    if isinstance(value, dict):
+        return any(map(_is_opaque, value.values()))
+    if not isinstance(value, (list, tuple)) or isinstance(value, torch.Size):
+        return False
+    known = (*PLAIN, torch.Tensor, torch.nn.Module)
+    return len(value) >= MOST_DIRECT or not all(isinstance(item, known) for item in value)
+
+
+def _held_shapes(kept: _Kept) -> list[Any]:
+    def shapes(held: Any) -> Iterator[Any]:
+        if isinstance(held, _Held):
+            yield tuple(held.tensor.shape)
+        elif isinstance(held, (_Sequence, _Mapping)):
+            items = held.items.values() if isinstance(held, _Mapping) else held.items
+            yield from (shape for item in items for shape in shapes(item))
+
+    return [shape for held in (*kept.bound, kept.returned) for shape in shapes(held)]
 
 
 def _hold(value: Any, inputs: Sequence[Any], name: str, depth: int = DEEPEST) -> Any:

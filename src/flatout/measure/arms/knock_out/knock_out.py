@@ -120,7 +120,7 @@ class KnockOut(Arm):
         if self._on_one_batch is None:
             self._on_one_batch = self._shares.are_ragged
         results = self._results = self._results or self._make_results()
-        results.giving = not results.is_empty
+        results.giving = results.are_known
         results.is_on = True
         results.reset()
         self._num_idle = 0
@@ -140,7 +140,8 @@ class KnockOut(Arm):
             if self._num_idle > 1:
                 self.refusal = "it did not run in a step"
         elif not results.giving:
-            results.giving = True
+            results.num_steps += 1
+            results.giving = results.are_known
             self._set_roofline(results)
         elif results.num_unknown and not self._makes_batches and self._context.loaders.trained_on():
             self._on_one_batch = self._shares.are_ragged = True

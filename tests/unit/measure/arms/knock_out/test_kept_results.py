@@ -96,6 +96,26 @@ def test_a_tensor_that_the_block_writes_into_has_gradients_from_then_on() -> Non
     assert x.grad is not None and x.grad.tolist() == [0, 0]
 
 
+def test_results_of_inputs_without_a_shape_are_kept_in_two_steps() -> None:
+    """A list of graphs, each with its own number of nodes."""
+
+    def step(kept: KeptResults, *sizes: int) -> None:
+        call(kept, [Output(torch.ones(size)) for size in sizes], lambda x: torch.cat([g.logits for g in x]))
+        kept.reset()
+        kept.num_steps += 1
+
+    same, other, plain = results(), results(), results()
+    for kept, sizes in ((same, (2, 3)), (other, (3, 3))):
+        step(kept, 2, 3)
+        assert not kept.are_known
+        step(kept, *sizes)
+    assert same.are_known and same.failure is None
+    assert other.failure == "its results change their shapes from step to step"
+    call(plain, [torch.ones(2), 3], lambda x: x[0])
+    plain.num_steps += 1
+    assert plain.are_known
+
+
 def test_gradients_of_zero_flow_on_to_the_inputs_and_none_inside() -> None:
     kept, weight = results(), torch.ones(2, requires_grad=True)
     source = torch.ones(2, requires_grad=True)
