@@ -27,6 +27,8 @@ MOST_LINES = 3  # shown of the lines between the phases
 MOST_LOSS = 0.2  # of the step: a loss with slower lines is worth a word, a loop over time for instance
 LEAST_DIFFERENT = 1.05  # the step's speed-up over the job's, to show both
 NARROW = 0.1  # an interval this close to 1 shows that a cause is not the limit
+LEAST_ROOFLINE = 0.1  # of the step, for one whose operators do some work
+SMALL_CALL_S = 50e-6  # between the operator calls of a step that makes too many
 ENOUGH_STEPS, SET_UP_S = 100, 30.0  # steps to look for causes in; seconds before the first of them, about
 STRAGGLES = 1.1  # a rank this much slower than the median of all
 
@@ -180,8 +182,10 @@ def at_roofline(evidence: Evidence) -> str | None:
     of_bytes = roofline.memory_s > roofline.compute_s
     needed_s = max(roofline.memory_s, roofline.compute_s)
     what = "reading and writing its tensors" if of_bytes else "its matrix products"
+    if needed_s >= step_s:
+        return f"It runs at the roofline: {what} alone would take as long on this device."
     return (
-        f"It runs at {show_share(min(1.0, needed_s / step_s))} of the roofline: {what} alone would take "
+        f"It runs at {show_share(needed_s / step_s)} of the roofline: {what} alone would take "
         f"{show_seconds(needed_s)} of {show_seconds(step_s)} on this device."
     )
 
@@ -345,14 +349,19 @@ def instruments(evidence: Evidence) -> tuple[str, ...]:
 
 def too_little(evidence: Evidence) -> str | None:
     """Say what to do if the time ended before any cause could be looked for; None if one was."""
-    counted = not any(reason.startswith("count:") for reason in evidence.missing)
+    left_out = any(reason.startswith("count:") for reason in evidence.missing)
+    ended_early = evidence.job.ended == "finished" and not (evidence.sites or evidence.module_calls)
     treated = any(found.kind != "knock-out" for found in evidence.counterfactuals)
-    if evidence.step_s is None or counted or treated:
+    if evidence.step_s is None or treated or not (left_out or ended_early):
         return None
     number = len(evidence.steps)
+    steps = "step" if number == 1 else "steps"
+    little = "Too little was measured to find a cause:"
+    if ended_early:
+        return f"{little} the job ended after {number} {steps}. Let it run for {ENOUGH_STEPS} steps."
     return (
-        f"Too little was measured to find a cause: {number} {'step' if number == 1 else 'steps'} of "
-        f"{show_seconds(evidence.step_s)} fitted into the time. Try --seconds {_enough_s(evidence.step_s)}."
+        f"{little} {number} {steps} of {show_seconds(evidence.step_s)} fitted into the time. "
+        f"Try --seconds {_enough_s(evidence.step_s)}."
     )
 
 
@@ -377,6 +386,7 @@ def unexplained(evidence: Evidence) -> str | None:
         or _unexplained_treatment(evidence)
         or _unexplained_gaps(evidence)
         or _unexplained_outside(evidence)
+        or _unexplained_calls(evidence)
     )
 
 
@@ -399,6 +409,21 @@ def _unexplained_outside(evidence: Evidence) -> str | None:
     largest = sorted(shares.items(), key=lambda item: -item[1])[:3]
     lines = ", ".join(f"{place} ({show_share(share)})" for place, share in largest)
     return f"{show_share(together)} of the job lies outside its steps, at {lines}."
+
+
+def _unexplained_calls(evidence: Evidence) -> str | None:
+    """Describe a step without a GPU that is far from the roofline because its operators do so little."""
+    roofline, kernels, step_s = evidence.roofline, evidence.kernels, evidence.step_s
+    if roofline is None or kernels is None or not step_s or evidence.job.device != "cpu":
+        return None
+    share = max(roofline.memory_s, roofline.compute_s) / step_s
+    if share >= LEAST_ROOFLINE or step_s > SMALL_CALL_S * kernels.num_kernels:
+        return None
+    number, apart_s = kernels.num_kernels, step_s / kernels.num_kernels
+    return (
+        f"the step runs at {show_share(share)} of the roofline: it calls {number:.0f} operators, "
+        f"one every {show_seconds(apart_s)}, and each does little work."
+    )
 
 
 def _unexplained_gaps(evidence: Evidence) -> str | None:

@@ -23,11 +23,12 @@ from flatout.doctor.readings import (
     show_ceiling,
     straggler,
     straggler_words,
+    too_little,
     unexplained,
 )
 from flatout.doctor.rule import all_rules
 from flatout.measure import PHASES
-from flatout.measure.evidence import Counterfactual, Evidence, Host, StackPath, Stacks, Step
+from flatout.measure.evidence import Counterfactual, Evidence, Host, Roofline, StackPath, Stacks, Step
 from flatout.measure.evidence_file import load_evidence
 from tests.support import doctor as builders
 
@@ -418,3 +419,30 @@ def test_a_gpu_of_which_no_kernel_was_seen_is_not_called_busy() -> None:
 def test_every_arm_that_proves_a_rule_is_read_in_words_of_its_own() -> None:
     seen_in_passing = {"knock-out", "outside", "epoch starts", "compilation", "kernels"}
     assert {kind for rule in all_rules() for kind in rule.arms} - seen_in_passing <= set(ARMS)
+
+
+def test_a_step_of_many_small_operators_is_far_from_the_roofline() -> None:
+    step_s = builders.cpu_evidence().step_s or 0.0
+    many = replace(builders.kernels(), busy_share=None, num_kernels=step_s / 10e-6)
+    far = Roofline(flops=1.0, num_bytes=1.0, compute_s=0.02 * step_s, memory_s=0.01 * step_s)
+    evidence = builders.cpu_evidence(kernels=many, roofline=far)
+    words = unexplained(evidence) or ""
+    assert words.startswith("the step runs at 2 % of the roofline: it calls ")
+    assert words.endswith("operators, one every 10.0 µs, and each does little work.")
+    near = replace(far, compute_s=0.2 * step_s)
+    assert unexplained(replace(evidence, roofline=near)) is None
+    few = replace(many, num_kernels=step_s / 1e-3)
+    assert unexplained(replace(evidence, kernels=few)) is None
+
+
+@pytest.mark.parametrize(("ended", "is_too_little"), [("finished", True), ("measured", False)])
+def test_a_job_that_ended_before_anything_was_counted_is_not_said_to_be_clean(
+    ended: str, is_too_little: bool
+) -> None:
+    evidence = builders.cpu_evidence(counterfactuals=(), sites=(), module_calls=())
+    evidence = replace(evidence, job=replace(evidence.job, ended=ended))
+    words = too_little(evidence)
+    assert (words is not None) == is_too_little
+    if words is not None:
+        number = len(evidence.steps)
+        assert f"the job ended after {number} steps. Let it run for 100 steps." in words

@@ -46,9 +46,10 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 def _finding(untrained: Untrained) -> Finding:
     more = f" and {untrained.num - len(untrained.names)} more" if untrained.num > len(untrained.names) else ""
+    parameters = "parameter" if untrained.num == 1 else "parameters"
     return RULE.finding(
         untrained.place,
-        f"{untrained.num} parameters of {untrained.module} never got a gradient",
+        f"{untrained.num} {parameters} of {untrained.module} never got a gradient",
         figures=(f"in {untrained.num_steps} steps: {', '.join(untrained.names)}{more}",),
         fix="use them in forward, or freeze them and leave them out of the optimizer",
         safety="lossy",
