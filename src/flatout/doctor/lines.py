@@ -282,7 +282,7 @@ def _share_of_block(evidence: Evidence, line: CodeLine) -> float | None:
 
 
 def _asks_for_gradients(path: StackPath) -> bool:
-    """Whether the innermost line waits for a backward pass, which is no call that a rule counts."""
+    """Return whether the innermost line waits for a backward pass, which no rule counts as a call."""
     return path.library == "torch/autograd"
 
 

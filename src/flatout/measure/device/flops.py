@@ -25,7 +25,7 @@ _ERRORS = (
 
 
 def flops_of(operator: Any, args: Any, kwargs: Any, result: Any) -> float | None:
-    """The operations of a call, or None where there is no formula for it."""
+    """Return the operations of a call, or None if it has no formula."""
     formula = flop_registry.get(getattr(operator, "_overloadpacket", operator))
     if formula is None:
         return None

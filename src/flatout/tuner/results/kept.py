@@ -1,4 +1,4 @@
-"""What was kept, as entries of flatout.toml: treatments and patches, with their gains and their checks."""
+"""What was kept, as entries of flatout.toml: treatments and patches, with their gains and checks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from flatout.tuner.treatment import Dose
 
 
 def keep(tried: Tried, *, checked: str) -> Kept:
-    """Return the entry of a treatment that was kept; `checked` says how its numbers were verified."""
+    """Return the entry of a kept treatment; `checked` says how its numbers were verified."""
     gain = tried.gain
     assert gain is not None
     return Kept(
@@ -30,7 +30,7 @@ def keep(tried: Tried, *, checked: str) -> Kept:
 def keep_patches(
     doses: Sequence[Dose], entry_of: Callable[[Dose], Kept]
 ) -> tuple[tuple[KeptPatch, ...], str]:
-    """Return the entries of patches that were kept, with hashes of their files, and what they change."""
+    """Return the entries of kept patches, with hashes of their files, and what they change."""
     if not doses:
         return (), ""
     from flatout.tuner.patches.patch import patched_texts, sha256, sites_of

@@ -1,4 +1,4 @@
-"""What a tuning answers: every treatment with what came of it, and what all that was kept gains."""
+"""The result of a tuning: every treatment with its outcome, and the gain of everything kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Answer = Literal["kept", "no gain", "wrong numbers", "failed", "undecided", "not
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tried:
-    """A treatment and what came of it."""
+    """A treatment and its outcome."""
 
     name: str
     value: bool | int | str
@@ -27,7 +27,7 @@ class Tried:
     answer: Answer
     reason: str
     gain: Gain | None = None  # of the step
-    job: JobGain | None = None  # with what it costs at the start
+    job: JobGain | None = None  # including its cost at the start
     in_one_run: bool = False  # switched in blocks of one run, not in pairs of runs
 
     def __str__(self) -> str:
@@ -36,23 +36,23 @@ class Tried:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """What was tried on a job, and what is left of it."""
+    """What was tried on a job, and what was kept."""
 
     tried: tuple[Tried, ...]
     noise: Gain  # the job against itself
     reproducible: bool
-    total: Gain | None  # all that was kept against none; None where nothing was
+    total: Gain | None  # everything kept against nothing; None if nothing was kept
     prescription: Prescription
     num_trials: int
     step_s: float  # of the diagnosed job
-    diff: str = ""  # of the patches that were kept
-    smallest_gain: float | None = None  # that pairs of runs could show here
+    diff: str = ""  # of the kept patches
+    smallest_gain: float | None = None  # the smallest that pairs of runs could show here
     noise_in_run: Gain | None = None  # blocks of one run against themselves
-    envelope: float | None = None  # by how much of the loss runs of the job itself differ, at most
-    job: JobGain | None = None  # of all that was kept, with what it costs at the start
+    envelope: float | None = None  # of the loss: how far runs of the job itself differ, at most
+    job: JobGain | None = None  # of everything kept, including its cost at the start
 
     def why_nothing(self) -> str:
-        """Return the answer where nothing was kept."""
+        """Say why nothing was kept."""
         untried = sum(each.reason in (NO_TIME, NO_TIME_TO_VERIFY) for each in self.tried)
         if untried:
             return (

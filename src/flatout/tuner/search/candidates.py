@@ -1,7 +1,7 @@
-"""What is tried on a job, and in which order.
+"""What to try on a job, and in which order.
 
-Treatments propose values for the job; patches fit the lines that findings name.  What may gain most goes
-first: as blocks of one run showed, or as the diagnosis measured.
+Treatments propose values for the job; patches fit the lines that findings name.  The largest possible gain
+goes first, as blocks of one run showed it or the diagnosis measured it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Reasons = list[tuple[Dose, str]]  # doses that are not tried, and why
 def find_treatments(
     evidence: Evidence, command: Sequence[str], *, only: Mapping[str, Value], allow_lossy: bool
 ) -> tuple[list[Candidate], Reasons]:
-    """Return the treatments that suit a job, or `only` those that were asked for; and what is left out."""
+    """Return the treatments that suit a job, or `only` some; and those left out, with the reason."""
     case = Case(evidence=evidence, source=source_of(evidence, command))
     found: list[Candidate] = []
     left_out: Reasons = []
@@ -48,7 +48,7 @@ def find_treatments(
 def find_patches(
     evidence: Evidence, command: Sequence[str], *, only: Mapping[str, Value]
 ) -> tuple[list[Candidate], Reasons]:
-    """Return the patches of the lines that findings name, or `only` some; and what cannot be rewritten."""
+    """Return patches for the lines that findings name, or `only` some; and what cannot be rewritten."""
     from flatout.tuner.patches.patch import all_patches, find_sites
 
     wanted = {name: value for name, value in only.items() if name in all_patches()}
@@ -63,7 +63,7 @@ def find_patches(
 def by_ceiling(
     candidates: Sequence[Candidate], *, in_run: Mapping[str, Gain], ceilings: Mapping[str, float]
 ) -> list[Candidate]:
-    """Sort by what may be gained: as blocks of one run showed, or else by the ceilings of rules.
+    """Sort by the possible gain: as blocks of one run showed it, or else by the ceilings of rules.
 
     Among equals, treatments that suit any job go last.
     """
@@ -73,7 +73,7 @@ def by_ceiling(
         labels = [str(Dose(name=treatment.name, value=value)) for value in values]
         shown = [in_run[label].ratio for label in labels if label in in_run]
         known = shown or [ceilings.get(rule, 1.0) for rule in treatment.rules]
-        if shown and max(shown) < LEAST_GAIN:  # last: others may hold it up
+        if shown and max(shown) < LEAST_GAIN:  # last: other faults may hide its gain
             known = [0.0]
         class_ = ("exact", "reordered", "lossy").index(treatment.safety)
         return -max(known, default=1.0), treatment.suits_any, class_
@@ -92,7 +92,7 @@ def switchable(candidates: Sequence[Candidate]) -> list[Dose]:
 
 
 def why_not_together(doses: Sequence[Dose]) -> str | None:
-    """Return why patches do not go together; None where they do."""
+    """Return why patches cannot be applied together, or None."""
     if all(dose.name in all_treatments() for dose in doses):
         return None
     from flatout.tuner.patches.patch import patched_texts, sites_of
@@ -106,7 +106,7 @@ def why_not_together(doses: Sequence[Dose]) -> str | None:
 
 
 def ceilings_of(evidence: Evidence) -> dict[str, float]:
-    """The largest measured ceiling of each rule that found something, by its name."""
+    """Return the largest measured ceiling of each rule with a finding, by rule name."""
     found: dict[str, float] = {}
     for finding in examine(evidence):
         if finding.ceiling is not None:
@@ -115,12 +115,12 @@ def ceilings_of(evidence: Evidence) -> dict[str, float]:
 
 
 def user_files(evidence: Evidence, command: Sequence[str]) -> list[str]:
-    """The script, and the user's files that the evidence names."""
+    """Return the script, and the user's files that the evidence names."""
     paths = {name: Path(os.getcwd(), name) for name in sorted({*evidence.sources, command[0]})}
     return [name for name, path in paths.items() if path.is_file() and path.stat().st_size <= MOST_SOURCE]
 
 
 def source_of(evidence: Evidence, command: Sequence[str]) -> str:
-    """The text of these files."""
+    """Return the text of the script and these files."""
     paths = [Path(os.getcwd(), name) for name in user_files(evidence, command)]
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in paths)

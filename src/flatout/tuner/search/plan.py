@@ -1,6 +1,6 @@
-"""How long trials are: the steps of a run, the seconds of blocks in one run, and how many runs fit at once.
+"""How long trials run: steps of a run, seconds of blocks in one run, and how many runs fit at once.
 
-All of it follows from the evidence of the diagnosis: how long a step takes, how many the job has, and what
+Everything follows from the evidence of the diagnosis: how long a step takes, how many the job has, and what
 the machine offers.
 """
 
@@ -17,14 +17,14 @@ from flatout.tuner.trials import TrialPlan
 
 BLOCK_S, MOST_BLOCK_STEPS = 0.4, 50
 FEWEST_WARMUP = 8
-LONG_STEP_S = 2.0  # from here on few steps are enough: a step is worth a block of short ones
-BLOCKS_PER_ROUND = 1.6  # of an arm's block: half a block of the baseline, and some that are longer
+LONG_STEP_S = 2.0  # above it few steps suffice: one step replaces a block of short ones
+BLOCKS_PER_ROUND = 1.6  # in an arm's blocks: half a baseline block, and some longer ones
 LEAST_LIMIT_S, HANGS = 180.0, 4.0  # a large model takes a minute or two to compile
-USABLE, PEAK_FACTOR, CONTEXT_BYTES, CORES_EACH = 0.85, 1.25, 1 << 30, 2  # of trials beside each other
+USABLE, PEAK_FACTOR, CONTEXT_BYTES, CORES_EACH = 0.85, 1.25, 1 << 30, 2  # for trials beside each other
 
 
 def length_of(evidence: Evidence) -> int | None:
-    """The steps of a job that was diagnosed to its end; None where it was cut off."""
+    """Return the steps of a job that was diagnosed to its end; None if it was cut off."""
     ran_out = evidence.job.ended == "finished" and evidence.steps
     return evidence.steps[-1].index if ran_out else None
 
@@ -43,7 +43,7 @@ def plan_of(step_s: float, *, most_steps: int | None = None) -> TrialPlan:
 
 
 def at_once(evidence: Evidence, runs: Sequence[TrialResult]) -> int:
-    """How many trials may run beside each other on a GPU, where times do not count."""
+    """Return how many trials may run beside each other on a GPU, if their times do not count."""
     gpu, peak = evidence.gpu, max(run.peak_bytes or 0 for run in runs)
     if gpu is None or not gpu.memory_bytes or not peak or evidence.job.world_size > 1:
         return 1
@@ -57,7 +57,7 @@ def seconds_for(num_arms: int, step_s: float) -> float:
 
 
 def steps_of(evidence: Evidence) -> int | None:
-    """The steps of an epoch; None where no loader says how many there are."""
+    """Return the steps of an epoch; None if no loader knows them."""
     loaders = [loader for loader in evidence.loaders if loader.trains and loader.num_batches]
     per_step = max((step.num_batches for step in evidence.steps), default=1)
     return (loaders[0].num_batches or 0) // max(1, per_step) or None if loaders else None

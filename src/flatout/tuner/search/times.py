@@ -1,8 +1,8 @@
 """How much faster treatments are: in pairs of runs, and in alternating blocks of one run.
 
-Blocks of one run are cheap and free of what differs from process to process; treatments that can be switched
-are timed so, all of them in one run.  Others are timed in pairs of processes, A B B A, until the answer is
-settled or the time that was given is over.
+Blocks of one run are cheap and avoid differences between processes, so switchable treatments are timed that
+way, all of them in one run.  Others are timed in pairs of processes, A B B A, until the answer is settled or
+the time is up.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from flatout.tuner.trial.switched import FEWEST_ROUNDS, LEAST_GAIN
 from flatout.tuner.trials import Trials, Unit, hint_of, pair_of
 from flatout.tuner.verdict import FEWEST_PAIRS, MOST_PAIRS, Gain
 
-TRIALS_AT_END = 2 * FEWEST_PAIRS + 2  # of all that was kept together; and the one that is under way
-BLOCKS_SHARE = 0.25  # of the time that is left, for blocks of one run
-NOISE_PAIRS, NOISE_SHARE = 2, 0.25  # of the job against itself: the fewest, and of the time for more of them
+TRIALS_AT_END = 2 * FEWEST_PAIRS + 2  # for everything kept together, and the current one
+BLOCKS_SHARE = 0.25  # of the time left, for blocks of one run
+NOISE_PAIRS, NOISE_SHARE = 2, 0.25  # the job against itself: fewest pairs, and the share of the time for more
 
 NOISE = "the job against itself"
 
@@ -33,31 +33,31 @@ Pairs = list[tuple[TrialResult, TrialResult]]  # of runs without and with a trea
 
 
 class CannotBeTimed(Exception):
-    """A trial that cannot be judged."""
+    """A trial cannot be judged."""
 
 
 class Times:
-    """Times the trials of one job, within the seconds that were given."""
+    """Times the trials of one job, within the given seconds."""
 
     def __init__(
         self, trials: Trials, evidence: Evidence, *, within_s: float | None, say: Callable[[str], None]
     ) -> None:
         self.trials, self.evidence, self._say = trials, evidence, say
-        self.pairs: dict[str, Pairs] = {}  # of runs without and with a treatment, by what was asked
+        self.pairs: dict[str, Pairs] = {}  # runs without and with a treatment, by label
         self.in_run: dict[str, Gain] = {}  # gains of switched treatments
         self.in_run_on: list[Dose] | None = None  # what was kept when they were measured
         self.noise_in_run: Gain | None = None
         self._within_s = math.inf if within_s is None else within_s
         self._ends_s = time.monotonic() + self._within_s
-        self._longest_s = 0.0  # that a trial of a pair took
+        self._longest_s = 0.0  # the longest trial of a pair so far
 
     def is_late(self, *, is_any_kept: bool) -> bool:
-        """Whether the time that is left is needed to show what all that was kept gains together."""
+        """Return whether the time left is needed to measure everything kept together."""
         trials = TRIALS_AT_END if is_any_kept else 2
         return time.monotonic() + trials * self._longest_s > self._ends_s
 
     def job_against_itself(self) -> Pairs:
-        """Run pairs of the job with nothing changed; raise BadInput where they cannot be judged."""
+        """Run pairs of the job with nothing changed; raise BadInput if they cannot be judged."""
         alike = pair_of([], [])
         self.trials.expect("noise", [*[alike] * FEWEST_PAIRS, (((), {"nudge": True}),)])
         pairs = self.pairs[NOISE] = []
@@ -91,7 +91,7 @@ class Times:
                 return gain
 
     def _asks_too_much(self, gain: Gain) -> bool:
-        """Whether the time is up, or is better spent on others than on what seems to gain nothing."""
+        """Return whether the time is up, or better spent on others than on an apparent zero gain."""
         return time.monotonic() > self._ends_s or (self._within_s < math.inf and gain.ratio < LEAST_GAIN)
 
     def _run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
@@ -101,18 +101,18 @@ class Times:
         return found
 
     def switch(self, doses: Sequence[Dose], kept: Sequence[Dose]) -> None:
-        """Measure treatments in alternating blocks of one run, on top of those that were kept."""
+        """Measure treatments in alternating blocks of one run, on top of those already kept."""
         self.in_run_on = list(kept)
         for dose in doses:
             self.in_run.pop(str(dose), None)
-        if not doses or self.evidence.job.world_size > 1:  # ranks must do the same at the same time
+        if not doses or self.evidence.job.world_size > 1:  # ranks must act alike at the same time
             return
         self._say(f"in one run: {', '.join(map(str, doses))}")
         share = min(self.trials.slots, len(doses))  # one run on each of several nodes
         changes = [self._blocks_of(doses[place::share]) for place in range(share)]
         self.trials.expect("in one run", [((tuple(kept), each),) for each in changes])
         for found in [self.trials.run(kept, **each) for each in changes]:
-            if found.ended not in ("measured", "finished"):  # then each is tried in processes of its own
+            if found.ended not in ("measured", "finished"):  # each is then tried in its own processes
                 continue
             gains, same = verdict.gains_of_arms(found.arms)
             self.noise_in_run = self.noise_in_run or same
@@ -123,7 +123,7 @@ class Times:
             }
 
     def gain_beside(self, dose: Dose, others: Sequence[Dose], kept: Sequence[Dose]) -> Gain | None:
-        """What a treatment gains on top of the others of `kept`; None where that could not be measured."""
+        """Return what a treatment gains on top of the others of `kept`; None if it could not be measured."""
         if treatment_of(dose).switch is not None and self.evidence.job.world_size == 1:
             found = self.trials.run(others, **self._blocks_of([dose]))
             gain = verdict.gains_of_arms(found.arms)[0].get(str(dose))
@@ -137,7 +137,7 @@ class Times:
             self.trials.forget()
 
     def _blocks_of(self, doses: Sequence[Dose]) -> dict[str, Any]:
-        """What a trial is told to switch these treatments in blocks."""
+        """Return the trial options that switch these treatments in blocks."""
         return {
             "arms": tuple(doses),
             "seconds": min(
@@ -148,5 +148,5 @@ class Times:
 
 
 def one_pair(without: Sequence[Dose], with_: Sequence[Dose], number: int) -> Unit:
-    """Return a pair of runs; every second one begins with the treatment."""
+    """Return a pair of runs; every second pair starts with the treatment."""
     return pair_of(without, with_) if number % 2 == 0 else pair_of(with_, without)

@@ -1,11 +1,11 @@
-"""The whole: diagnose, try, keep, drop once, write.
+"""A whole tuning: diagnose, try, keep, drop once, write.
 
-    the job against itself -> what can be switched, all in one run -> each treatment, on top of what was kept
-    -> what was kept, each left out once -> all together
+    the job against itself -> switchable treatments, all in one run -> each treatment, on top of those kept
+    -> each kept treatment left out once -> all together
 
-Treatments that can be switched are timed first, in alternating blocks of one run, because that is cheap;
-those that gain are then asked for their numbers.  For the others numbers come first, with one or two runs,
-and time afterwards, in pairs of processes.  What may gain most by the diagnosis goes first.
+Switchable treatments are timed first, in alternating blocks of one run, because that is cheap; then the
+numbers of those that gain are checked.  For the others numbers come first, with one or two runs, and time
+afterwards, in pairs of processes.  The largest possible gain, by the diagnosis, goes first.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from flatout.tuner.trial.switched import LEAST_GAIN
 from flatout.tuner.trials import Trials, Unit
 from flatout.tuner.verdict import Gain
 
-ALL_OF_IT = 0.9  # of a measured ceiling: no other value of a treatment is tried
-LIKELY_PAIRS = 2  # that a treatment is asked for: most gain nothing, and two show it
+ALL_OF_IT = 0.9  # of a measured ceiling: beyond it no other value of a treatment is tried
+LIKELY_PAIRS = 2  # pairs that a treatment most likely needs: most gain nothing, and two show it
 
 TOGETHER = "everything kept"
 
@@ -85,8 +85,8 @@ class Tuner:
             ranks=evidence.job.world_size,
         )
         self.times = Times(trials, evidence, within_s=within_s, say=self._say)
-        self._later: Sequence[Candidate] = ()  # that were not tried yet
-        self._place = ""  # of the treatment under way, among those that are tried
+        self._later: Sequence[Candidate] = ()  # candidates that were not tried yet
+        self._place = ""  # progress through the candidates, for messages
         self.kept: list[Dose] = []
         self.tried: list[Tried] = []
         self.checks: dict[str, str] = {}  # how the numbers of a treatment were verified
@@ -96,7 +96,7 @@ class Tuner:
         return self.times.trials
 
     def run(self) -> Tuning:
-        """Try everything; the trials' folder is gone afterwards, whatever happens."""
+        """Try everything; remove the trials' folder afterwards, whatever happens."""
         with self.trials:
             noise = self._measure_noise()
             self._try_all(self._patches())
@@ -133,7 +133,7 @@ class Tuner:
     # -- the job itself
 
     def _measure_noise(self) -> Gain:
-        """Run the job against itself: does it repeat, how do times vary, what does rounding do to losses."""
+        """Run the job against itself: does it repeat, how do times vary, what does rounding do to losses?"""
         pairs = self.times.job_against_itself()
         runs = [run for pair in pairs for run in pair]
         self.trials.at_once = at_once(self.evidence, runs)
@@ -145,7 +145,7 @@ class Tuner:
     # -- what is tried
 
     def _patches(self) -> list[Candidate]:
-        """They come first, since they change what the rest gains."""
+        """Return the patches to try, which come first because they change what the rest gains."""
         if not self.patch:
             return []
         found, left_out = find_patches(self.evidence, self.command, only=self.only)
@@ -153,7 +153,7 @@ class Tuner:
         return found
 
     def _treatments(self) -> list[Candidate]:
-        """Those that suit the job, by what they may gain: what can be switched is measured first."""
+        """Return the treatments that suit the job, by possible gain; measure switchable ones first."""
         found, left_out = find_treatments(
             self.evidence, self.command, only=self.only, allow_lossy=self.allow_lossy
         )
@@ -178,7 +178,7 @@ class Tuner:
         return self.times.is_late(is_any_kept=bool(self.kept))
 
     def _expect(self, treatment: Treatment, values: Sequence[Value]) -> None:
-        """Tell what the values of a treatment will ask for, if nothing else is kept before."""
+        """Announce the trials that a treatment's values will need if nothing else is kept before."""
         if treatment.safety == "lossy" or (
             treatment.switch is not None and self.times.in_run_on != self.kept
         ):
@@ -196,7 +196,7 @@ class Tuner:
         """Try the values of a treatment, and keep the best of those that pay."""
         doses = [Dose(name=treatment.name, value=value) for value in values]
         if treatment.switch is not None and self.times.in_run_on != self.kept:
-            self.times.switch(switchable(self._later), self.kept)  # what was kept may have held the others up
+            self.times.switch(switchable(self._later), self.kept)  # the kept one may have hidden their gains
         ceilings = ceilings_of(self.evidence)
         known = [ceilings[rule] for rule in treatment.rules if rule in ceilings]
         paid: list[tuple[Dose, Gain]] = []
@@ -217,18 +217,18 @@ class Tuner:
         for dose, gain in paid:
             if best is not None and dose == best[0]:
                 self.kept.append(dose)
-                self.trials.forget()  # what was expected lacks this one
+                self.trials.forget()  # the expected trials lack this treatment
                 self._note(treatment, dose.value, "kept", self.checks[str(dose)], gain)
             else:
                 self._note(treatment, dose.value, "no gain", f"{best[0] if best else ''} gains more", gain)
 
     def _try_dose(self, treatment: Treatment, dose: Dose) -> Gain | None:
-        """What a treatment gains whose numbers are right; else note why it is not kept."""
+        """Return what a treatment with correct numbers gains; otherwise note why it is not kept."""
         if reason := why_not_together([*self.kept, dose]):
             self._note(treatment, dose.value, "not tried", reason)
             return None
         gain = self.times.in_run.get(str(dose))
-        if gain is not None and not gain.is_kept:  # time was cheap to measure, numbers are not
+        if gain is not None and not gain.is_kept:  # timing was cheap, checking numbers is not
             self._note_gain(treatment, dose, gain)
             return None
         self._say(f"{dose}: numbers")
@@ -249,7 +249,7 @@ class Tuner:
         return None
 
     def _note_late(self, treatment: Treatment, values: Sequence[Value]) -> None:
-        """Tell what blocks of one run have shown already, where there is no time for more."""
+        """Report what blocks of one run have shown already, if there is no time for more."""
         doses = [Dose(name=treatment.name, value=value) for value in values]
         shown = [(dose, self.times.in_run[str(dose)]) for dose in doses if str(dose) in self.times.in_run]
         for dose, gain in shown:
@@ -269,13 +269,13 @@ class Tuner:
             self._note(treatment, dose.value, "undecided", reason, gain)
 
     def _drop_what_no_longer_pays(self) -> None:
-        """Leave each kept treatment out once: another may have taken its place."""
+        """Leave each kept treatment out once: another may have made it redundant."""
         if len(self.kept) < 2:
             return
         before = list(self.kept)
         for dose in before:
             if self._is_late() or (dose == before[-1] and self.kept == before):
-                return  # what the last one gains was measured beside the others
+                return  # its gain was measured beside the others
             others = [each for each in self.kept if each != dose]
             gain = self.times.gain_beside(dose, others, self.kept)
             if gain is None:
@@ -289,7 +289,7 @@ class Tuner:
             self.tried[number] = replace(self.tried[number], answer=answer, reason=reason, gain=gain)  # type: ignore[arg-type]
 
     def _total(self) -> Gain | None:
-        """What all that is kept gains together; one alone may have been measured already."""
+        """Return what everything kept gains together; a single treatment may be measured already."""
         if not self.kept:
             return None
         if len(self.kept) == 1 and (known := self.times.pairs.get(str(self.kept[0]))):
@@ -307,7 +307,7 @@ class Tuner:
     # -- what is told
 
     def _say(self, what: str) -> None:
-        """Say what is under way, how far that is, and what was found by now."""
+        """Report what is running, how far it is, and what is kept so far."""
         kept = f" · kept: {', '.join(map(str, self.kept))}" if self.kept else ""
         self.on_progress(f"{self._place}{what}{kept}")
 
@@ -378,9 +378,9 @@ def tune(
 ) -> Tuning:
     """Try every treatment that suits a job, or `only` some; keep those that pay and compute its numbers.
 
-    With `patch` changes of the source are tried, too; no file is written.  Finished trials stand in a journal
-    until all is done; `resume` goes on with it.  With a `cluster` they run on its nodes.  After `within_s`
-    seconds nothing more is tried.
+    With `patch`, changes of the source are tried too; no file is written.  A journal keeps finished trials
+    until everything is done; `resume` continues from it.  With a `cluster` trials run on its nodes.  After
+    `within_s` seconds nothing more is tried.
     """
     wish: dict[str, Any] = {"module": module, "allow_lossy": allow_lossy, "only": list(only), "patch": patch}
     job: dict[str, Any] = {
@@ -391,7 +391,7 @@ def tune(
         "versions": [evidence.job.python, evidence.job.torch, evidence.job.flatout],
     }
     if cluster is not None:
-        job["trials"] = "on a cluster"  # where pairs are written down as a whole
+        job["trials"] = "on a cluster"  # a cluster records pairs as a whole
     journal = Journal(journal_path(tuple(command)), job=job, resume=resume, evidence=evidence_path)
     if resume:
         on_progress(
@@ -406,7 +406,7 @@ def tune(
         cluster=cluster,
         within_s=within_s,
     )
-    with Interrupts():  # a polite kill leaves no more behind than Ctrl-C
+    with Interrupts():  # SIGTERM leaves no more behind than Ctrl-C
         done = tuner.run()
     journal.close()
     return done

@@ -129,7 +129,7 @@ def compute_in_64_bits(torch: Any, patches: Patches) -> None:
 
 
 def _writes(function: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a function writes into its arguments or asks for their gradients."""
+    """Return whether a function writes into its arguments or asks for their gradients."""
     name = getattr(function, "__name__", "")
     in_place = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or "set" in name
     return in_place or "out" in kwargs or "autograd" in (getattr(function, "__module__", None) or "")

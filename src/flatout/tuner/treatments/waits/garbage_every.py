@@ -56,7 +56,7 @@ class _Switch:
 
 
 def install(patches: Patches, value: Value) -> None:
-    """From the first step on: the model and the data are there, and are looked through no more."""
+    """Freeze what exists at the first step: later collections skip the model and the data."""
     switch = _Switch(patches, value)
     is_begun = False
 
