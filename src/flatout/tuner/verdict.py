@@ -124,13 +124,18 @@ class JobGain:
 def job_gain_of(
     pairs: Sequence[tuple[TrialResult, TrialResult]], *, num_steps: int | None = None
 ) -> JobGain | None:
-    """Account for the start: imports, the first batch, compilation."""
+    """Account for the start: imports, the first batch, compilation.
+
+    Starts that differ by no more than they vary from pair to pair count as equal.
+    """
     found = [(_start_s(plain), _start_s(treated)) for plain, treated in pairs]
     starts = [(plain, treated) for plain, treated in found if plain is not None and treated is not None]
     if not starts:
         return None
     plain_s, treated_s = (median(median(each.blocks_s) for each in arm) for arm in zip(*pairs, strict=True))
     plain_start_s, treated_start_s = (median(each) for each in zip(*starts, strict=True))
+    if not _is_beyond_chance([treated - plain for plain, treated in starts]):
+        plain_start_s = treated_start_s = median(each for pair in starts for each in pair)
     extra_s = treated_start_s - plain_start_s
     saved_s = plain_s - treated_s
     ratio = None
@@ -138,6 +143,15 @@ def job_gain_of(
         ratio = (plain_start_s + num_steps * plain_s) / (treated_start_s + num_steps * treated_s)
     pays_after = max(0, math.ceil(extra_s / saved_s)) if saved_s > 0 else None
     return JobGain(extra_s=extra_s, pays_after=pays_after, ratio=ratio, num_steps=num_steps)
+
+
+def _is_beyond_chance(differences: Sequence[float]) -> bool:
+    """Return whether the 95 % interval of differences excludes 0; one alone is taken as it is."""
+    num = len(differences)
+    if num < 2:
+        return True
+    half = _quantile(T_TWO, num - 1) * stdev(differences) / math.sqrt(num)
+    return abs(fmean(differences)) > half
 
 
 def _start_s(trial: TrialResult) -> float | None:

@@ -89,6 +89,12 @@ def test_a_start_that_takes_longer_pays_after_some_steps() -> None:
     gain = verdict.job_gain_of([(plain, treated)], num_steps=1000)
     assert gain is not None and gain.extra_s == pytest.approx(30) and gain.pays_after == 600
     assert gain.ratio == pytest.approx((2 + 100) / (32 + 50))
+    late = trial(0.05, blocks_s=(0.05,), before_s=6.5, num_steps_before=10)  # on a busy machine
+    early = trial(0.05, blocks_s=(0.05,), before_s=2.0, num_steps_before=10)
+    by_chance = verdict.job_gain_of([(plain, late), (plain, early), (plain, late)], num_steps=1000)
+    assert by_chance is not None and by_chance.extra_s == by_chance.pays_after == 0
+    again = verdict.job_gain_of([(plain, treated)] * 3, num_steps=1000)
+    assert again == gain
     slower = verdict.job_gain_of([(treated, plain)])
     assert slower is not None and slower.pays_after is None and slower.ratio is None
 
