@@ -555,6 +555,12 @@ def test_dark_and_light_can_both_be_read_and_chosen(show: Show, live: PageServer
     assert ink - paper > 150
 
 
+CUT_LEGENDS = (
+    "[...document.querySelectorAll('.legend li')].filter((item) => item.scrollWidth > item.clientWidth)"
+    ".map((item) => item.textContent)"
+)
+
+
 @pytest.mark.parametrize("make", [sample, hostile], ids=["plain", "hostile"])
 def test_nothing_sticks_out_sideways(show: Show, tmp_path: Path, make: Any) -> None:
     name = HOSTILE * 3 if make is hostile else "train"
@@ -568,6 +574,7 @@ def test_nothing_sticks_out_sideways(show: Show, tmp_path: Path, make: Any) -> N
             assert opened.evaluate(OVERFLOW) == 0, width
             canvas = opened.browser_page.locator("[data-chart=utilisation] canvas").bounding_box()
             assert 150 < canvas["width"] < width
+            assert opened.evaluate(CUT_LEGENDS) == [], width
         opened.browser_page.click("summary")
         assert opened.evaluate(OVERFLOW) == 0
 
