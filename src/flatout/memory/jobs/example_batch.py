@@ -7,10 +7,11 @@ another leading size, scalars and everything that is not a tensor stay as they a
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import inspect
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from flatout.ground.errors import BadInput
@@ -109,22 +110,46 @@ def _adapted(maker: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, i
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Apply `function` to every tensor of a structure; mappings come back as dicts."""
+    """Apply `function` to every tensor of a structure; a mapping that cannot be changed comes back as a dict.
+
+    Structures are mappings, sequences, dataclasses, objects with tensors as attributes, and what torch's
+    pytree knows besides.
+    """
     import torch
+    from torch.utils._pytree import tree_map_only
 
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        return {name: map_tensors(item, function) for name, item in value.items()}
+        return _with_items(value, {name: map_tensors(item, function) for name, item in value.items()})
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(map_tensors(item, function) for item in value))
     if isinstance(value, (list, tuple)):
         return type(value)(map_tensors(item, function) for item in value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        changed = {
-            field.name: map_tensors(getattr(value, field.name), function)
-            for field in dataclasses.fields(value)
-            if field.init
-        }
-        return dataclasses.replace(value, **changed)
-    return value
+    if attributes := _attributes(value):
+        twin = copy.copy(value)
+        for name, item in attributes.items():
+            object.__setattr__(twin, name, map_tensors(item, function))  # a dataclass may be frozen
+        return twin
+    return tree_map_only(torch.Tensor, function, value)
+
+
+def _with_items(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
+    """Return a mapping of the same class, such as a BatchEncoding, with other items."""
+    if type(value) is dict or not isinstance(value, MutableMapping):
+        return items
+    twin: MutableMapping[Any, Any] = copy.copy(value)
+    twin.update(items)
+    return twin
+
+
+def _attributes(value: Any) -> dict[str, Any]:
+    """Return the attributes of a dataclass, or of an object that holds a tensor; nothing of a module."""
+    import torch
+
+    if isinstance(value, type | torch.nn.Module):
+        return {}
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    held: dict[str, Any] = getattr(value, "__dict__", {})
+    return dict(held) if any(isinstance(item, torch.Tensor) for item in held.values()) else {}

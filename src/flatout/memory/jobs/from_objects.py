@@ -17,7 +17,7 @@ import copy
 import inspect
 import types
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flatout.ground.errors import BadInput
@@ -116,22 +116,47 @@ def copy_model(model: nn.Module) -> nn.Module:
     from torch import nn
 
     memo: dict[int, Any] = {}
-    for module in model.modules():
-        held = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
-        for tensor in held:
-            if isinstance(tensor, torch.Tensor) and type(tensor) in (torch.Tensor, nn.Parameter):
-                memo.setdefault(id(tensor), _fresh(tensor))
+    for tensor in _held_tensors(model, seen=set()):
+        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+            raise BadInput(
+                f"{type(model).__name__} has lazy layers whose sizes are not known yet",
+                hint="call the model on a batch once, before it is planned",
+            )
+        if type(tensor) in (torch.Tensor, nn.Parameter):
+            memo.setdefault(id(tensor), _fresh(tensor))
     try:
         made: nn.Module = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError) as error:  # locks, open files, tensors inside a graph
         raise BadInput(
-            f"{type(model).__name__} cannot be copied: {error}",
+            f"{type(model).__name__} cannot be copied: {(str(error).splitlines() or [''])[0]}",
             hint="name a function that builds it instead: pkg.module:build",
         ) from error
     for original, its_copy in zip(model.modules(), made.modules(), strict=True):
         if original._compiled_call_impl is not None:  # which a copy drops
             its_copy.compile()
     return made
+
+
+def _held_tensors(value: Any, *, seen: set[int]) -> Iterator[Tensor]:
+    """Every tensor that a module holds: registered, as an attribute, or in a list of modules."""
+    import torch
+    from torch import nn
+
+    if isinstance(value, torch.Tensor):
+        yield value
+        return
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    parts: Iterable[Any] = ()
+    if isinstance(value, nn.Module):
+        parts = vars(value).values()
+    elif isinstance(value, Mapping):
+        parts = value.values()
+    elif isinstance(value, list | tuple):
+        parts = value
+    for part in parts:
+        yield from _held_tensors(part, seen=seen)
 
 
 def _fresh(tensor: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Job, Recipe
 
 Phase = Literal["setup", "forward", "backward", "optimizer"]
+WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -34,6 +35,11 @@ def make_parts(job: Job, recipe: Recipe, *, device: str) -> Parts:
     """Make model, optimizer and scaler on `device`, ready for the first step."""
     with torch.device(device):
         model = job.make_model()
+    for wrapper in (each.__name__ for each in type(model).__mro__ if each.__name__ in WRAPPERS):
+        raise BadInput(
+            f"the model is wrapped by {wrapper}, which needs its process group",
+            hint="give the model as it is before; --ranks (ranks=, parallel=) plans what wrapping changes",
+        )
     model.to(device)
     if recipe.precision == "pure-bf16":
         model.to(torch.bfloat16)
@@ -92,7 +98,7 @@ def run_step(
     for _ in range(recipe.accumulation):
         mark("forward")
         with autocast(recipe, device=device):
-            loss = job.loss(parts.model, batch)
+            loss = _checked_loss(job.loss(parts.model, batch), name=job.name)
             if recipe.accumulation > 1:
                 loss = loss / recipe.accumulation
         mark("backward")
@@ -102,6 +108,19 @@ def run_step(
         del loss
     mark("optimizer")
     _update(parts, recipe)
+
+
+def _checked_loss(loss: Any, *, name: str) -> torch.Tensor:
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and loss.requires_grad:
+        return loss
+    returned = f"a {type(loss).__name__}"
+    if isinstance(loss, torch.Tensor):
+        is_one = loss.numel() == 1
+        returned = "a tensor that no trained weight reaches" if is_one else f"a tensor of {tuple(loss.shape)}"
+    raise BadInput(
+        f"the loss of {name} returned {returned if loss is not None else 'None'}",
+        hint="return one number as a tensor that backward can start from",
+    )
 
 
 def _update(parts: Parts, recipe: Recipe) -> None:

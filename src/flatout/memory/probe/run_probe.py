@@ -159,15 +159,13 @@ def measure(
 def _step_at(job: Job, recipe: Recipe, sizes: dict[str, int]) -> tuple[Measured, tuple[int, int]]:
     """Measure the peaks of a few steps of a job built afresh, with an empty cache."""
     import torch
-    from torch.utils._pytree import tree_map
 
+    from flatout.memory.jobs.example_batch import map_tensors
     from flatout.memory.jobs.step import make_parts, run_step
 
     torch.manual_seed(0)
     parts = make_parts(job, recipe, device="cuda")
-    batch = tree_map(
-        lambda leaf: leaf.to("cuda") if isinstance(leaf, torch.Tensor) else leaf, job.make_batch(**sizes)
-    )
+    batch = map_tensors(job.make_batch(**sizes), lambda tensor: tensor.to("cuda"))
     _forget()
     torch.cuda.reset_peak_memory_stats()
     step_s = 0.0

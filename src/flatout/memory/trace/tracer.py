@@ -23,13 +23,15 @@ from torch import Tensor, nn
 from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_iter, tree_map
+from torch.utils._pytree import tree_iter
 
+from flatout.ground.errors import BadInput
 from flatout.memory.cuda import attention, recurrent, rules
 from flatout.memory.cuda.formulas import Formula
 from flatout.memory.cuda.workspaces import Group, Workspaces
 from flatout.memory.jobs import eight_bit_adam
 from flatout.memory.jobs.batch_without_data import make_batch
+from flatout.memory.jobs.example_batch import map_tensors
 from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.jobs.step import AUTOCAST, make_parts, run_step
 from flatout.memory.trace import dynamic_sizes, known_values
@@ -58,6 +60,8 @@ IN_PLACE = {
     aten.masked_scatter.default,
 }
 
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 
 class Tracer(TorchDispatchMode):
     """Logs births and deaths while it is active; must be entered inside a FakeTensorMode."""
@@ -83,6 +87,11 @@ class Tracer(TorchDispatchMode):
         device = tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
         if device.type != self.device:
             return None
+        if tensor.layout in SPARSE:
+            raise BadInput(
+                f"the step makes a sparse tensor ({op}), whose size depends on values",
+                hint="plan it with dense ones, sparse=False and an optimizer for them: it needs no less",
+            )
         storage = tensor.untyped_storage()
         key = storage._cdata
         known = self._alive.get(key)
@@ -272,7 +281,7 @@ def _trace_step(
             tracer.track(buffer, "buffer", "buffers")
         if last_micro_batch:
             _hold_gradients(tracer, parts.model)
-        batch = tree_map(lambda leaf: _faked(leaf, tracer), batch_on_host)
+        batch = map_tensors(batch_on_host, lambda tensor: _faked(tensor, tracer))
         gc.collect()
         start = len(tracer.events)
 
@@ -350,9 +359,7 @@ def _device_of(fake: FakeTensor) -> torch.device:
     return torch.device("meta") if fake.fake_mode.in_kernel_invocation else fake.fake_device
 
 
-def _faked(leaf: Any, tracer: Tracer) -> Any:
-    if not isinstance(leaf, Tensor):
-        return leaf
+def _faked(leaf: Tensor, tracer: Tracer) -> Tensor:
     # Every tensor is sent to the device by itself: what is a view of another on the host is a copy there.
     fake = torch.empty_like(leaf, device=tracer.device, requires_grad=leaf.requires_grad)
     if not leaf.dtype.is_floating_point and not isinstance(leaf, FakeTensor):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import UserDict
+from collections import UserDict, deque
 from dataclasses import dataclass
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -25,6 +26,11 @@ class Pair(NamedTuple):
 class Sample:
     x: Tensor
     note: str = "kept"
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    x: Tensor
 
 
 def shapes(batch: Any) -> list[tuple[int, ...]]:
@@ -49,13 +55,23 @@ def test_rows_are_the_examples_own_over_and_over(example_size: int, batch_size: 
         Pair(torch.ones(4, 3), torch.ones(4)),
         Sample(torch.ones(4, 3)),
         UserDict({"x": torch.ones(4, 3)}),
+        MappingProxyType({"x": torch.ones(4, 3)}),
+        SimpleNamespace(x=torch.ones(4, 3), note="kept"),
+        Frozen(torch.ones(4, 3)),
+        deque([torch.ones(4, 3)]),
     ],
-    ids=["tensor", "dict", "nested", "namedtuple", "dataclass", "mapping"],
+    ids=[
+        *("tensor", "dict", "nested", "namedtuple", "dataclass", "mapping"),
+        *("read-only mapping", "object", "frozen dataclass", "deque"),
+    ],
 )
 def test_every_container_is_resized(batch: Any) -> None:
     make_batch, sizes = maker_of(batch)
     assert sizes == {"batch_size": 4}
-    assert shapes(make_batch(batch_size=7)) == [(7, *shape[1:]) for shape in shapes(batch)]
+    made = make_batch(batch_size=7)
+    assert shapes(made) == [(7, *shape[1:]) for shape in shapes(batch)]
+    assert type(made) is (dict if isinstance(batch, MappingProxyType) else type(batch))
+    assert shapes(batch)[0][0] == 4  # the example stays as it is
 
 
 def test_containers_keep_their_type_and_what_is_no_tensor() -> None:

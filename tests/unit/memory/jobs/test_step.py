@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -165,3 +166,30 @@ def test_another_error_of_an_evaluation_is_not_tried_again() -> None:
     with pytest.raises(RuntimeError, match="shapes do not match"):
         stepped(mlp_job(loss=fail), Recipe(mode="evaluate"))
     assert calls == [False]
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        (lambda loss: None, "returned None"),
+        (lambda loss: {"loss": loss}, "returned a dict"),
+        (lambda loss: loss.item(), "returned a float"),
+        (lambda loss: loss.expand(3), r"returned a tensor of \(3,\)"),
+        (lambda loss: loss.detach(), "no trained weight reaches"),
+    ],
+    ids=["nothing", "dict", "number", "vector", "detached"],
+)
+def test_what_backward_cannot_start_from_is_named(returned: Any, told: str) -> None:
+    plain = mlp_job()
+    job = dataclasses.replace(plain, loss=lambda model, batch: returned(plain.loss(model, batch)))
+    with pytest.raises(BadInput, match=told):
+        stepped(job, Recipe())
+
+
+def test_a_wrapped_model_is_to_be_given_as_it_is_before() -> None:
+    class DistributedDataParallel(nn.Linear):
+        """Torch's own needs a process group."""
+
+    job = job_of(lambda: DistributedDataParallel(4, 4), lambda batch_size: torch.ones(batch_size, 4))
+    with pytest.raises(BadInput, match="wrapped by DistributedDataParallel"):
+        make_parts(job, Recipe(), device="cpu")

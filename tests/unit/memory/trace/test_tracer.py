@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, UserDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.predict.replay import sized
 from flatout.memory.process.isolated_process import check_backward, run_isolated
@@ -27,6 +30,13 @@ from tests.support.memory import (
 )
 
 WIDTH = 32
+
+
+@dataclass
+class Sample:
+    x: Tensor
+
+
 MLP_PARAMETERS = 2 * (WIDTH * WIDTH + WIDTH)
 PLAIN = Recipe()
 
@@ -301,6 +311,27 @@ def test_a_value_that_decides_is_taken_from_integers_and_guessed_from_floats() -
     assert not any("cat" in storage.op for storage in eight.storages)
     assert [guess.answer for guess in eight.guesses] == ["the value of a float32 taken as 1.0"]
     assert eight.guesses[0].module == "Deciding"
+
+
+@pytest.mark.parametrize("make", [lambda x: SimpleNamespace(x=x), Sample, lambda x: UserDict({"x": x})])
+def test_tensors_of_any_structure_are_inputs(make: Callable[[Tensor], Any]) -> None:
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        found: Tensor = model(batch["x"] if isinstance(batch, UserDict) else batch.x).sum()
+        return found
+
+    job = job_of(
+        lambda: nn.Linear(WIDTH, WIDTH), lambda batch_size: make(torch.randn(batch_size, WIDTH)), loss=loss
+    )
+    assert kept(traced(job, batch_size=5))["inputs"] == 4 * 5 * WIDTH
+
+
+def test_sparse_gradients_are_refused_with_a_way_on() -> None:
+    job = job_of(
+        lambda: nn.Embedding(100, 8, sparse=True),
+        lambda batch_size: torch.zeros(batch_size, 3, dtype=torch.int64),
+    )
+    with pytest.raises(BadInput, match=r"sparse tensor .* sparse=False"):
+        traced(job)
 
 
 def test_tensors_nested_in_a_batch_are_inputs() -> None:
