@@ -117,7 +117,7 @@ def copy_model(model: nn.Module) -> nn.Module:
 
     memo: dict[int, Any] = {}
     for tensor in _held_tensors(model, seen=set()):
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if nn.parameter.is_lazy(tensor):
             raise BadInput(
                 f"{type(model).__name__} has lazy layers whose sizes are not known yet",
                 hint="call the model on a batch once, before it is planned",

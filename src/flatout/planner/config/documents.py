@@ -123,6 +123,8 @@ def read_document(path: Path, *, name: str | None = None) -> Document:
     """Read and map a config file."""
     shown = name or str(path)
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise BadInput(f"{shown} is not a file, but a pipe or a device, which a plan cannot write back")
         data = path.read_bytes()
     except FileNotFoundError:
         raise BadInput(f"no config at {shown}") from None
@@ -195,7 +197,9 @@ def _yaml_scalars(text: str, name: str) -> Iterator[tuple[str, Scalar | Literal[
         problem = _first_problem(error)
         hint = "write spaces instead of the tab" if r"'\t'" in problem else None
         raise BadInput(f"{name} is not valid YAML: {problem}", hint=hint) from None
-    except (ValueError, IndexError, RecursionError) as error:  # the composer's own way of giving up
+    except RecursionError:
+        raise BadInput(f"{name} is nested too deeply") from None
+    except (ValueError, IndexError) as error:  # the composer's own way of giving up
         raise BadInput(f"{name} is not valid YAML: {type(error).__name__}") from None
     if root is None:
         raise BadInput(f"{name} is empty")

@@ -217,6 +217,12 @@ def _eval_section(stage: Stage) -> str | None:
 def missing_knob(knob: str, stage: Stage, *, config: JobConfig, style: Style) -> BadInput:
     """Return the error for a knob that every plan needs."""
     looked = dict.fromkeys([*style.keys.get(knob, ()), *LAST_NAMES.get(knob, (knob,))])
+    for key, found in stage.values.items():
+        if found.value is None and key.rpartition(".")[2] in looked:
+            return BadInput(
+                f"{key} of {config.path.name} has no value",
+                hint=f"write a number, or name another key with --knob {knob}=KEY",
+            )
     nearest = nearest_hint(knob, list(stage.values))
     return BadInput(
         f"{config.path.name} has no {knob} (looked for {', '.join(looked)})",

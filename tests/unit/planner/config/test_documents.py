@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -220,6 +221,12 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "latin.yaml").write_bytes(b"a: \xe9\n")
     with pytest.raises(BadInput, match="is not UTF-8 text: byte 3 is 0xe9"):
         read_document(tmp_path / "latin.yaml")
+    (tmp_path / "deep.yaml").write_text(f"a: {'[' * 5000}{']' * 5000}\n")
+    with pytest.raises(BadInput, match="nested too deeply"):
+        read_document(tmp_path / "deep.yaml")
+    os.mkfifo(tmp_path / "pipe.yaml")  # reading it would wait for a writer
+    with pytest.raises(BadInput, match="a pipe or a device"):
+        read_document(tmp_path / "pipe.yaml")
 
 
 def edited(text: str, changes: dict[str, Value], *, format: Format = "yaml") -> str:  # noqa: A002

@@ -114,6 +114,14 @@ def test_what_is_missing_is_named_with_what_was_looked_for(tmp_path: Path) -> No
     assert error.hint == "nearest: batchsize; name it with --knob batch_size=KEY"
 
 
+def test_a_key_without_a_value_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_text("data:\n  batch_size:\n")
+    config = read_config(path)
+    error = missing_knob("batch_size", config.stages[0], config=config, style=PLAIN)
+    assert error.message == "data.batch_size of c.yaml has no value"
+
+
 def test_a_mapping_file(tmp_path: Path) -> None:
     path = tmp_path / "flatout-plan.toml"
     path.write_text(
