@@ -57,7 +57,7 @@ def test_an_average_of_the_weights_in_a_list_is_copied_too() -> None:
     model = Tied()
     model.averages = [torch.optim.swa_utils.AveragedModel(model)]  # type: ignore[assignment]
     with FakeTensorMode(allow_non_fake_inputs=True):
-        twin = copied(model)
+        twin = copy_model(model)
     (average,) = twin.averages  # type: ignore[misc]
     assert all(isinstance(each, FakeTensor) for each in average.parameters())
 
@@ -65,9 +65,9 @@ def test_an_average_of_the_weights_in_a_list_is_copied_too() -> None:
 def test_lazy_layers_are_to_be_called_first() -> None:
     model = nn.Sequential(nn.LazyLinear(3))
     with pytest.raises(BadInput, match="lazy layers whose sizes are not known"):
-        copied(model)
+        copy_model(model)
     model(torch.ones(2, 4))
-    assert copied(model)[0].weight.shape == (3, 4)  # type: ignore[index]
+    assert copy_model(model)[0].weight.shape == (3, 4)  # type: ignore[index]
 
 
 def test_a_copy_keeps_ties_and_frozen_parameters_but_no_gradients() -> None:
