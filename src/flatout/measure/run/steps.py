@@ -1,7 +1,7 @@
 """Where a step ends.
 
-Any optimizer's step marks it, through the global hooks every torch optimizer calls.  With several optimizers
-the anchor is the least frequent one (of equals the last to appear), so that D, D, G is one step.  Loops
+Any optimizer's `step` marks it; `phases` replaces it in every optimizer class.  With several optimizers the
+anchor is the least frequent one (of equals the last to appear), so that D, D, G is one step.  Loops
 without an optimizer are marked by backward, loops without either by the outermost model call, of several
 models again the least frequent.  An explicit `flatout.step()` outranks all of them; outside a diagnosis that
 call does nothing, so a training script may keep it.
