@@ -8,7 +8,7 @@ from benchmarks.memory.configuration import Configuration
 
 if TYPE_CHECKING:
     from flatout.memory.predict.estimate import MemoryEstimate
-    from flatout.memory.probe.probe_results import Receipt
+    from flatout.memory.probe.probe_results import ProbeResult
 
 DEVICE = "H200"
 
@@ -51,7 +51,7 @@ def estimate_with_probe(configuration: Configuration, row: dict[str, Any]) -> di
         forecaster.estimate(configuration.recipe, sizes={"batch_size": probe["batch_size"]})
         for probe in row["probes"]
     ]
-    better = correct(full, receipt_of(configuration, row), at_probes=at_probes) if at_probes else full
+    better = correct(full, result_of(configuration, row), at_probes=at_probes) if at_probes else full
     return {
         **_peaks(better),
         "without_probe": _peaks(full),
@@ -63,12 +63,12 @@ def _peaks(found: MemoryEstimate) -> dict[str, int]:
     return {"allocated": found.peak_allocated_bytes, "reserved": found.peak_reserved_bytes}
 
 
-def receipt_of(configuration: Configuration, row: dict[str, Any]) -> Receipt:
+def result_of(configuration: Configuration, row: dict[str, Any]) -> ProbeResult:
     """The probes of a measured row as the product keeps them."""
-    from flatout.memory.probe.probe_results import Measured, Receipt
+    from flatout.memory.probe.probe_results import ProbedBatch, ProbeResult
 
     names = ("batch_size", "peak_allocated_bytes", "peak_reserved_bytes")
-    return Receipt(
+    return ProbeResult(
         device=DEVICE,
         torch_version="measured",
         other_sizes={name: size for name, size in configuration.job.sizes.items() if name != "batch_size"},
@@ -76,7 +76,7 @@ def receipt_of(configuration: Configuration, row: dict[str, Any]) -> Receipt:
         num_trainable=row["num_trainable"],
         context_bytes=None,
         probes=tuple(
-            Measured(num_steps=2, **{name: probe[name] for name in names}) for probe in row["probes"]
+            ProbedBatch(num_steps=2, **{name: probe[name] for name in names}) for probe in row["probes"]
         ),
     )
 

@@ -148,7 +148,9 @@ def test_an_undo_over_own_changes(conf: Path) -> None:
 
 def test_no_gpu_an_unknown_gpu_and_a_bad_margin(conf: Path) -> None:
     assert "did you mean A100-" in refused(conf, "--model", "x", "--gpu", "A1000-80GB")
-    assert refused(conf, *ON_24GB, "--margin", "85").startswith("--margin 85 is not a share of what is free")
+    assert refused(conf, *ON_24GB, "--margin", "85").startswith(
+        "--margin 85 is not a share of the free memory"
+    )
 
 
 def test_a_model_that_is_not_named(conf: Path) -> None:

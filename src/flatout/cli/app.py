@@ -38,7 +38,7 @@ class Verb(TyperCommand):
 
 
 class Verbs(TyperGroup):
-    """The group of all verbs; turns the ways a verb can end early into one line and an exit code."""
+    """The group of all verbs; an error or an interrupt becomes one line and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -1,4 +1,4 @@
-"""`flatout tune`: find what makes a script faster, and prove it; `run`: run it so; `check`: keep it so.
+"""`flatout tune` finds and proves what makes a script faster, `run` applies it, `check` guards it.
 
 Options of flatout go before the script; everything after it belongs to the script.
 """

@@ -1,4 +1,4 @@
-"""The home of runs: `.flatout/runs/<name>`, for every verb that leaves something behind.
+"""The folder of runs, `.flatout/runs/<name>`, for every verb that keeps its results.
 
 .flatout/.gitignore                          keeps the folder out of the user's repository
 .flatout/runs/20261115-143002-train-4711/
@@ -119,8 +119,8 @@ def home_folder() -> Path:
         is_own = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
         if not is_own or stat.S_IMODE(found.st_mode) & ~PRIVATE:
             raise BadInput(
-                f"{folder} is not a folder that you alone can open",
-                hint=f"set {VARIABLE_OF_RUNS} to a folder of yours",
+                f"{folder} is not a folder that only you can open",
+                hint=f"set {VARIABLE_OF_RUNS} to a folder that you own",
             )
     return folder
 

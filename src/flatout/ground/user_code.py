@@ -1,4 +1,4 @@
-"""Where the user's own code is imported and called: what it raises becomes one line with its place.
+"""Import and call the user's code: what it raises becomes one line with file and line.
 
 A model's module, its build function, a batch maker, a reward or a task are run by Flatout but written by
 someone else.  Their errors are shown as theirs: type, message, file and line, and a way on where the cause is

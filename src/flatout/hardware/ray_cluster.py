@@ -1,4 +1,4 @@
-"""A Ray cluster: which share of a node a task takes, and functions run there.
+"""A Ray cluster: run functions there, each with a fixed share of a node.
 
 Ray finds a node with room, starts a process on it and, where a node is lost, starts the task again on
 another; nodes may join and leave while tasks wait.  A task that is timed must not share what it is timed on:
@@ -20,7 +20,7 @@ NODE_LABEL = "ray.io/node-id"
 
 
 class RayCluster:
-    """A connection to a cluster for tasks that take equal shares; leaving the block cancels what still runs.
+    """A connection to a cluster for tasks of equal shares; leaving the block cancels running tasks.
 
     `address` is that of a running cluster; "auto" finds it, as RAY_ADDRESS says or on this machine, and
     "local" starts one here.  Without `cpus` a task has the cores of its GPUs on the roomiest node.
@@ -62,7 +62,7 @@ class RayCluster:
 
     @property
     def cpus(self) -> int:
-        """The cores of a task: settled as soon as a node has room for one."""
+        """The cores of a task: known as soon as a node has room for one."""
         if self._cpus is None:
             shares = [
                 int(cpus * self.gpus // gpus) if self.gpus else int(cpus)

@@ -62,7 +62,7 @@ class GpuSnapshot:
 
     @property
     def device(self) -> Device | None:
-        """The facts that do not change; None for a GPU that did not even tell its name."""
+        """The facts that do not change; None for a GPU whose name is unknown."""
         from flatout.hardware.device import device_of_driver  # it brings the table of datasheets
 
         if self.name is None:

@@ -1,4 +1,4 @@
-"""Which GPUs CUDA would show to a process: the meaning of CUDA_VISIBLE_DEVICES.
+"""The GPUs that CUDA shows to a process, by CUDA_VISIBLE_DEVICES.
 
 The driver reads the variable in its own way, and this follows it.  The first entry decides how the list is
 read: as numbers, as GPU ids ("GPU-8932f937…", any prefix that fits one GPU) or as MIG ids.  Numbers are read

@@ -40,7 +40,7 @@ class Mark:
     shape: Literal["line", "area", "rect", "dot", "text", "hover"]
     at: tuple[Point, ...]
     colour: str = "ink"  # of tokens.css, or #rrggbb
-    title: str = ""  # what a pointer is told
+    title: str = ""  # the tooltip
     size: float = 1.0  # thickness of a line, radius of a dot, height of a text
     opacity: float = 1.0
     dashed: bool = False
@@ -74,7 +74,7 @@ class Drawing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axes:
-    """Two axes, and how high the drawing between them is."""
+    """Two axes, and the height of the drawing between them."""
 
     across: Scale
     up: Scale
@@ -328,7 +328,7 @@ def stacked_row(name: str, shares: Mapping[str, float]) -> ChartRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One cell: what it says, what a pointer is told, its colour, and how much of it, 0 to 1."""
+    """One cell: its text, its tooltip, its colour, and the strength of the colour, 0 to 1."""
 
     text: str
     title: str = ""

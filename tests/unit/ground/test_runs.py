@@ -346,9 +346,9 @@ def test_among_temporary_files_the_folder_is_the_users_alone(
     assert home_folder() == folder
     monkeypatch.delenv("FLATOUT_RUNS", raising=False)
     folder.chmod(0o755)
-    with pytest.raises(BadInput, match="you alone"):
+    with pytest.raises(BadInput, match="only you"):
         runs_folder()
-    with pytest.raises(OSError, match="you alone"):  # as a job takes it, which then runs unwatched
+    with pytest.raises(OSError, match="only you"):  # as a job takes it, which then runs unwatched
         create_run(this_run("train", time_s=1.0))
     folder.rmdir()
     (tmp_path / "elsewhere").mkdir(mode=0o700)
@@ -359,5 +359,5 @@ def test_among_temporary_files_the_folder_is_the_users_alone(
     folder.mkdir(mode=0o700)
     monkeypatch.setattr("os.geteuid", lambda: 4711)
     (tmp_path / "flatout-4711").mkdir(mode=0o700)
-    with pytest.raises(BadInput, match="you alone"):
+    with pytest.raises(BadInput, match="only you"):
         home_folder()

@@ -1,4 +1,4 @@
-"""How far, how fast and about how long: a live line on a terminal, lines in a pipe, always on stderr.
+"""Progress on stderr: count, rate and time left, as a live line on a terminal or lines in a pipe.
 
 A rate starts at the first count, so that what was loaded before it or done by an earlier call is not part
 of it; until a second count there is none.
@@ -90,7 +90,7 @@ def counting(noun: str) -> Iterator[Callable[[int, int], None]]:
 
 
 class Counting:
-    """Tells a count: each time on a terminal, at each tenth elsewhere."""
+    """Reports a count: each time on a terminal, at each tenth elsewhere."""
 
     def __init__(self, noun: str, update: Callable[[str], None]) -> None:
         self._pace, self._update, self._told = Pace(noun), update, -1

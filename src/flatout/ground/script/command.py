@@ -1,4 +1,4 @@
-"""A script or module of the user's to run, checked before anything starts."""
+"""Check a user's script or module before anything starts."""
 
 from __future__ import annotations
 

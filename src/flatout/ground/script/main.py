@@ -1,4 +1,4 @@
-"""Run a user's script as Python itself would, in a process that has more to do than that.
+"""Run a user's script as Python itself would, inside a process that also does other work.
 
 A script notices how it was started: by `__file__` and the other names of its module, by `sys.path`, by what
 is imported already, by the frames in its tracebacks.  `runpy.run_path` differs from `python script.py` in

@@ -1,4 +1,4 @@
-"""What CUDA chooses and what its libraries take, put into a trace on the CPU.
+"""The choices of CUDA and the memory of its libraries, reproduced in a trace on the CPU.
 
 rules          autocast, dropout, softmax, optimizers: the CPU chooses as CUDA would
 attention      which attention kernel runs, and its workspace

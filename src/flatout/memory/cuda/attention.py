@@ -1,4 +1,4 @@
-"""Which attention kernel CUDA takes, and what each keeps.
+"""Which attention kernel CUDA chooses, and what each keeps in memory.
 
     cudnn       half precision on Hopper and datacentre Blackwell, masks included, but no trained bias
     flash       half precision without a mask, from compute capability 8.0

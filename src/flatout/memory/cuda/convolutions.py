@@ -1,4 +1,4 @@
-"""What cuDNN takes for a convolution beside its results.
+"""The memory that cuDNN takes for a convolution beside its results.
 
     copies       its kernels want channels last: inputs, results and weights in the usual order are copied,
                  and channels are padded to what a load takes (8 in half precision, 4 in float32 and, forward,

@@ -1,4 +1,4 @@
-"""What CUDA copies before it normalises, and the CPU does not.
+"""The copies that CUDA makes before it normalises, and the CPU does not.
 
 cuDNN's batch norm, which PyTorch takes for three dimensions and more unless they are bfloat16, reads what is
 dense in the usual order or channels last; anything else (a transposed sequence) is copied first, and the copy

@@ -1,4 +1,4 @@
-"""Makes operations on the CPU choose as CUDA would, so that a trace on the CPU has CUDA's memory.
+"""Make operations on the CPU choose as CUDA would, so that a trace on the CPU shows CUDA's memory.
 
 What differs, and is put right here for the whole process:
 

@@ -1,4 +1,4 @@
-"""Adam with its two states in eight bits, as bitsandbytes keeps them; by arithmetic, so without the package.
+"""Adam with two states in eight bits, as bitsandbytes keeps them; computed without the package.
 
 A parameter of at least 4096 values has two states of one byte a value, each with one float32 scale for every
 256 values; a smaller one has both states in float32.  The two tables that translate bytes into values, of 256

@@ -99,7 +99,7 @@ def optimizer_in(given: Any, *, name: str) -> torch.optim.Optimizer:
     if len(found) == 1:
         return found[0]
     raise BadInput(
-        f"configure_optimizers of {name} gives {len(found)} optimizers, the plan steps exactly one",
+        f"configure_optimizers of {name} gives {len(found)} optimizers; a plan needs exactly one",
         hint="name a build function instead: it returns model, batch maker, loss, optimizer",
     )
 

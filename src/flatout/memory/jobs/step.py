@@ -24,7 +24,7 @@ AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(kw_only=True, slots=True)
 class Parts:
-    """What lives from step to step."""
+    """What outlives a step: model, optimizer, scaler."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer | None
@@ -163,7 +163,7 @@ def _generate(model: nn.Module, batch: Any, *, new_tokens: int) -> None:
     generate = getattr(model, "generate", None)
     if generate is None or not isinstance(batch, dict) or "input_ids" not in batch:
         raise BadInput(
-            "generation is planned for models with a generate() and batches with input_ids",
+            "generation can be planned only for a model with generate() and batches with input_ids",
             hint="plan the evaluation instead",
         )
     prompt = {name: value for name, value in batch.items() if name in ("input_ids", "attention_mask")}

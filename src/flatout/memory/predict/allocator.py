@@ -180,7 +180,7 @@ def _serve(events: Sequence[int], lengths: list[int], starts: list[int], pools: 
 
 
 class _Pools:
-    """Free blocks of both pools, and where more memory comes from when none of them is large enough."""
+    """The free blocks of both pools, and how to get more memory when none is large enough."""
 
     def __init__(self, cap: int | None) -> None:
         self.cap = cap
@@ -243,7 +243,7 @@ def segment_length(need: int) -> int:
 
 
 class _Segments(_Pools):
-    """Every growth is a segment of its own, below all others."""
+    """Pools that grow by separate segments, each below all others."""
 
     def __init__(self, cap: int | None) -> None:
         super().__init__(cap)
@@ -268,7 +268,7 @@ class _Segments(_Pools):
 
 
 class _Expandable(_Pools):
-    """Each pool is one range of addresses, of which pages come and go; a gap is a run without memory."""
+    """Pools with one address range each, whose pages come and go; a gap is a range without memory."""
 
     def __init__(self, cap: int | None) -> None:
         super().__init__(cap)

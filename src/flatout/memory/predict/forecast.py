@@ -1,4 +1,4 @@
-"""The memory of a job on a device, asked in the terms of people: how much, and how large a batch.
+"""The memory of a job on a device, in the user's terms: how much, and how large a batch.
 
 A `Forecaster` replays a step from small traces (`steps`) and simulates PyTorch's allocator on it.  An answer
 that matters is traced afresh at its own sizes: where the step allocates otherwise there than at small sizes,
@@ -34,7 +34,7 @@ from flatout.memory.predict.steps import Key, Parallel, TracedSteps, TraceStore
 
 if TYPE_CHECKING:
     from flatout.hardware.device import Device
-    from flatout.memory.probe.probe_results import Measured, Receipt
+    from flatout.memory.probe.probe_results import ProbedBatch, ProbeResult
     from flatout.memory.trace.record import Guess
 
 
@@ -59,7 +59,7 @@ TRACED_ACCUMULATION = 2
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Largest:
-    """How large a batch may be; 0: not even 1.
+    """The largest batches; 0: not even 1 fits.
 
     `safe` never makes the allocator flush.  `tight` is the largest to rely on: the allocator may hand memory
     back and ask again, `num_flushes` times a step once the run has settled; not so under expandable segments,
@@ -135,7 +135,7 @@ class Forecaster(TracedSteps):
         self.expandable_segments = expandable_segments
         self._profile = profile
         self._stages: dict[str, Forecaster] = {}
-        self._receipts: dict[Key, Receipt] = {}
+        self._probe_results: dict[Key, ProbeResult] = {}
         self._timed: dict[tuple[Key, int], float | None] = {}
         self._bounds: dict[tuple[Key, int], BatchBounds] = {}
         self._peaks: dict[tuple[Key, int], Peak] = {}
@@ -324,14 +324,14 @@ class Forecaster(TracedSteps):
         if not self._profile:
             return None
         recipe, batch_size = limit_accumulation(recipe), sizes[BATCH]
-        probes = {probe.batch_size: probe for probe in self._receipt(recipe, sizes).probes}
+        probes = {probe.batch_size: probe for probe in self._probe_result(recipe, sizes).probes}
         at = (_without_batch(recipe, sizes), batch_size)
         if at not in self._timed:
             found = probes.get(batch_size) or self._probed_at(recipe, sizes)
             self._timed[at] = found.micro_batch_s if found is not None else None
         return self._timed[at]
 
-    def _probed_at(self, recipe: Recipe, sizes: Sizes) -> Measured | None:
+    def _probed_at(self, recipe: Recipe, sizes: Sizes) -> ProbedBatch | None:
         from flatout.memory.probe.run_probe import probe
 
         batch_size = sizes[BATCH]
@@ -378,24 +378,24 @@ class Forecaster(TracedSteps):
     def _corrected(self, sizes: Sizes, recipe: Recipe) -> MemoryEstimate:
         from flatout.memory.probe.probe_results import correct
 
-        receipt = self._receipt(recipe, sizes)
+        result = self._probe_result(recipe, sizes)
         at_probes = [
-            self.estimate(recipe, sizes={**sizes, BATCH: probe.batch_size}) for probe in receipt.probes
+            self.estimate(recipe, sizes={**sizes, BATCH: probe.batch_size}) for probe in result.probes
         ]
-        return correct(self.estimate(recipe, sizes=sizes), receipt, at_probes=at_probes)
+        return correct(self.estimate(recipe, sizes=sizes), result, at_probes=at_probes)
 
     def _context_bytes(self, recipe: Recipe, sizes: Sizes) -> int:
-        measured = self._receipt(recipe, sizes).context_bytes if self._profile else None
+        measured = self._probe_result(recipe, sizes).context_bytes if self._profile else None
         return self.context.value if measured is None else measured
 
-    def _receipt(self, recipe: Recipe, sizes: Sizes) -> Receipt:
+    def _probe_result(self, recipe: Recipe, sizes: Sizes) -> ProbeResult:
         from flatout.memory.probe.run_probe import probe
 
         key = _without_batch(recipe, sizes)
-        if key not in self._receipts:
+        if key not in self._probe_results:
             self.on_progress(f"running {self.job.name} for a few steps")
-            self._receipts[key] = probe(self.job, recipe, sizes={**self.sizes, **sizes})
-        return self._receipts[key]
+            self._probe_results[key] = probe(self.job, recipe, sizes={**self.sizes, **sizes})
+        return self._probe_results[key]
 
 
 def _without_batch(recipe: Recipe, sizes: Sizes) -> Key:

@@ -109,7 +109,8 @@ def with_fsdp2(trace: Trace, *, ranks: int, units: Sequence[Unit]) -> Trace:
     for step in steps:
         if step.num_backwards > 1:
             raise BadInput(
-                "FSDP2 is planned for steps of one micro-batch", hint="trace the job without accumulation"
+                "FSDP2 can be planned only for steps of one micro-batch",
+                hint="trace the job without accumulation",
             )
         for shard in previous:
             edit.after[step.start].append(~shard)

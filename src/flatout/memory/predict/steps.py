@@ -36,7 +36,7 @@ SAMPLES = (8, 16, 24)  # batches: multiples of most numbers of experts, and abov
 
 
 class TraceStore(Protocol):
-    """Where traces are kept between commands, by the conditions they were made under."""
+    """A store of traces between commands, by the conditions they were made under."""
 
     def find(self, conditions: object) -> Trace | None: ...
 

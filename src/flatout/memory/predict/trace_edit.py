@@ -1,4 +1,4 @@
-"""A trace with storages and events put into it: what runs beside the step without being part of it."""
+"""Add storages and events to a trace: what runs beside the step without being part of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ def steps_of(trace: Trace) -> list[StepMarks]:
         marks = [(at, phase) for at, step, phase in trace.marks if step == name]
         phases = [phase for _at, phase in marks]
         if "backward" not in phases or "optimizer" not in phases:
-            raise BadInput("several ranks are planned for training steps", hint="trace with mode='train'")
+            raise BadInput(
+                "several ranks can be planned only for training steps", hint="trace with mode='train'"
+            )
         backward = phases.index("backward")
         found.append(
             StepMarks(
@@ -52,7 +54,7 @@ def gradients_of(trace: Trace, step: StepMarks) -> list[int]:
 
 
 class Edit:
-    """What to put into a trace and to drop from it.
+    """The events to add to a trace and to drop from it.
 
     Events in `before[i]` come before event i and before a mark there, those in `after[i]` between that mark
     and the event.

@@ -30,7 +30,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """Its size, or why that is not known."""
+    """The size of a CUDA context, or why it is not known."""
 
     num_bytes: int | None
     missing: str | None

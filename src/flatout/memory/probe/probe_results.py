@@ -21,7 +21,7 @@ from flatout.memory.predict.samples import BATCH
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class ProbedBatch:
     """A few real steps at one batch size."""
 
     batch_size: int
@@ -32,7 +32,7 @@ class Measured:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Receipt:
+class ProbeResult:
     """What was measured of one job on one GPU."""
 
     device: str
@@ -41,14 +41,14 @@ class Receipt:
     num_parameters: int
     num_trainable: int
     context_bytes: int | None
-    probes: tuple[Measured, ...]
+    probes: tuple[ProbedBatch, ...]
     context_missing: str | None = None  # why there are no context_bytes
 
     def __post_init__(self) -> None:
         batches = [probe.batch_size for probe in self.probes]
         errors = []
         if len(batches) not in (1, 2):
-            errors.append(f"a receipt holds one or two probes, not {len(batches)}")
+            errors.append(f"a probe result holds one or two batches, not {len(batches)}")
         if len(set(batches)) < len(batches):
             errors.append(f"its probes have the same batch size: {batches}")
         if BATCH in self.other_sizes:
@@ -66,7 +66,7 @@ class Receipt:
 
 
 def correct(
-    estimate: MemoryEstimate, receipt: Receipt, *, at_probes: Sequence[MemoryEstimate]
+    estimate: MemoryEstimate, result: ProbeResult, *, at_probes: Sequence[MemoryEstimate]
 ) -> MemoryEstimate:
     """Correct `estimate` by what the estimates `at_probes`, made at the probes' own sizes, missed.
 
@@ -74,14 +74,14 @@ def correct(
     that the trace did not have are counted under "workspaces" and keep the sum of the components; where the
     trace had too many, the components are left as traced.
     """
-    _check_match(estimate, receipt, at_probes)
-    batches = [probe.batch_size for probe in receipt.probes]
+    _check_match(estimate, result, at_probes)
+    batches = [probe.batch_size for probe in result.probes]
     ordered = sorted(at_probes, key=lambda each: batches.index(each.sizes[BATCH]))
 
     def corrected(peak: str) -> int:
         return _corrected(
             getattr(estimate, peak),
-            [getattr(probe, peak) for probe in receipt.probes],
+            [getattr(probe, peak) for probe in result.probes],
             [getattr(each, peak) for each in ordered],
             batches=batches,
             to=estimate.sizes[BATCH],
@@ -89,14 +89,14 @@ def correct(
 
     allocated, reserved = corrected("peak_allocated_bytes"), corrected("peak_reserved_bytes")
     reserved = max(reserved, allocated)
-    context = receipt.context_bytes if receipt.context_bytes is not None else estimate.context_bytes
+    context = result.context_bytes if result.context_bytes is not None else estimate.context_bytes
     components = dict(estimate.by_component)
     more = allocated - estimate.peak_allocated_bytes
     components["workspaces"] = components.get("workspaces", 0) + max(0, more)
-    reason = f"a probe on {receipt.device} at {BATCH} {' and '.join(map(str, batches))}"
+    reason = f"a probe on {result.device} at {BATCH} {' and '.join(map(str, batches))}"
     return dataclasses.replace(
         estimate,
-        device=receipt.device,
+        device=result.device,
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         context_bytes=context,
@@ -125,22 +125,22 @@ def _corrected(
     return max([estimated + max(0, missed), *floors])
 
 
-def _check_match(estimate: MemoryEstimate, receipt: Receipt, at_probes: Sequence[MemoryEstimate]) -> None:
-    probed = sorted(probe.batch_size for probe in receipt.probes)
+def _check_match(estimate: MemoryEstimate, result: ProbeResult, at_probes: Sequence[MemoryEstimate]) -> None:
+    probed = sorted(probe.batch_size for probe in result.probes)
     estimated = sorted(each.sizes[BATCH] for each in at_probes)
     if probed != estimated:
-        raise BadInput(f"the receipt's probes have {BATCH} {probed}, the estimates beside it {estimated}")
+        raise BadInput(f"the probes have {BATCH} {probed}, the estimates at them {estimated}")
     for each in (estimate, *at_probes):
         others = {name: size for name, size in each.sizes.items() if name != BATCH}
-        if others != receipt.other_sizes:
+        if others != result.other_sizes:
             raise BadInput(
-                f"the receipt was measured at {receipt.other_sizes}, the estimate is for {others}",
+                f"the probe ran at {result.other_sizes}, the estimate is for {others}",
                 hint="probe at these sizes",
             )
-        if (each.num_parameters, each.num_trainable) != (receipt.num_parameters, receipt.num_trainable):
+        if (each.num_parameters, each.num_trainable) != (result.num_parameters, result.num_trainable):
             raise BadInput(
-                f"the receipt is of a model with {receipt.num_parameters} parameters "
-                f"({receipt.num_trainable} trainable), the estimate of one with {each.num_parameters} "
+                f"the probe ran a model with {result.num_parameters} parameters "
+                f"({result.num_trainable} trainable), the estimate of one with {each.num_parameters} "
                 f"({each.num_trainable})",
                 hint="probe this model",
             )

@@ -24,7 +24,7 @@ from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.predict.forecast import Forecaster
 from flatout.memory.predict.samples import BATCH
 from flatout.memory.probe.cuda_context import Reading, context_of, reading_of
-from flatout.memory.probe.probe_results import Measured, Receipt
+from flatout.memory.probe.probe_results import ProbedBatch, ProbeResult
 from flatout.memory.process.isolated_process import check_backward, check_cuda, run_with_cuda
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def probe(
     sizes: Sizes | None = None,
     device_index: int = 0,
     batch_sizes: Sequence[int] | None = None,
-) -> Receipt:
+) -> ProbeResult:
     """Measure `job` at two small batches and return what was measured.
 
     Without `batch_sizes` they are chosen: at most a quarter of the batch of `sizes`, and such that the
@@ -118,7 +118,7 @@ def look_at(device_index: int) -> Room:
 
 def measure(
     job: Job, recipe: Recipe, sizes: dict[str, int], batch_sizes: tuple[int, ...], device_index: int
-) -> Receipt:
+) -> ProbeResult:
     """Step the job for real in this process, which must be a child: its settings and context stay."""
     before = _reading(device_index, reserved_bytes=0)  # NVML answers without a context
     check_cuda(device_index, what=PROFILE)
@@ -144,7 +144,7 @@ def measure(
         probes.append(measured)
         readings.append(_reading(device_index, reserved_bytes=torch.cuda.memory_reserved(device_index)))
     context = context_of(before, readings)
-    return Receipt(
+    return ProbeResult(
         device=torch.cuda.get_device_name(device_index),
         torch_version=str(torch.__version__),
         other_sizes={name: size for name, size in sizes.items() if name != BATCH},
@@ -156,7 +156,7 @@ def measure(
     )
 
 
-def _step_at(job: Job, recipe: Recipe, sizes: dict[str, int]) -> tuple[Measured, tuple[int, int]]:
+def _step_at(job: Job, recipe: Recipe, sizes: dict[str, int]) -> tuple[ProbedBatch, tuple[int, int]]:
     """Measure the peaks of a few steps of a job built afresh, with an empty cache."""
     import torch
 
@@ -176,7 +176,7 @@ def _step_at(job: Job, recipe: Recipe, sizes: dict[str, int]) -> tuple[Measured,
         run_step(parts, job, recipe, batch, device="cuda")
         torch.cuda.synchronize()
         step_s = time.perf_counter() - start_s
-    measured = Measured(
+    measured = ProbedBatch(
         batch_size=sizes[BATCH],
         num_steps=skipped + NUM_STEPS,
         peak_allocated_bytes=torch.cuda.max_memory_allocated(),

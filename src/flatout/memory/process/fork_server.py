@@ -1,4 +1,4 @@
-"""A process that starts from nothing and forks a child for each piece of work it is sent.
+"""A server process that starts fresh and forks a child for each piece of work it receives.
 
 A child that is to use CUDA or run a backward must be forked from a process that has done neither.  Where this
 process has, a server is started beside it: it imports what a trace imports, and what this process has of

@@ -1,4 +1,4 @@
-"""Runs a function in a child process and brings its result back.
+"""Run a function in a child process and return its result.
 
 Traces change the process they run in (see `cuda.rules`), and a model's code may crash or take all memory:
 neither may reach the caller.  The child is forked where it can be, since a forked one is given models as they

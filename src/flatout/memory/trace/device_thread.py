@@ -1,4 +1,4 @@
-"""Gradients that are differentiated again are computed in a thread of their own, as CUDA's are.
+"""Compute gradients that are differentiated again in a separate thread, as CUDA does.
 
 Autograd runs the backward of CUDA tensors in a thread for each device, that of CPU tensors in the thread that
 asks.  Where it makes a graph of gradients (`create_graph`), each thread numbers the nodes it makes by itself,

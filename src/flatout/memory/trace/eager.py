@@ -1,4 +1,4 @@
-"""Compiled models and functions run eagerly for the time of a trace, and whether there were any.
+"""Run compiled models and functions eagerly during a trace, and note whether there were any.
 
 `torch.compile` would compile for the CPU that the trace runs on, and around the trace's own code.
 """

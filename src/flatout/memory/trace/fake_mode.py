@@ -1,4 +1,4 @@
-"""Tensors without data, with a cheaper look at what goes into an operation.
+"""PyTorch's fake tensors with a cheaper cache key for the arguments of an operation.
 
 PyTorch's fake tensors remember what an operation gave for arguments of the same shapes.  Much of the time of
 a trace goes into describing these arguments, with everything that makes a tensor sparse, quantized or

@@ -88,7 +88,7 @@ def check_kind(device: Device | None, *, name: str, capability: tuple[int, int])
     wanted = capability_of(device)
     if device is not None and wanted is not None and wanted != capability:
         raise BadInput(
-            f"a native trace is of the GPU that is here, {name}, and not of {device.name}",
+            f"a native trace is for the GPU of this machine, {name}, not for {device.name}",
             hint=f"omit native to plan for {device.name}, or name no GPU",
         )
 

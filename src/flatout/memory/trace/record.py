@@ -1,4 +1,4 @@
-"""What a trace of a training step is: the births and deaths of every storage, in order.
+"""A trace of a training step: the births and deaths of every storage, in order.
 
 A storage is one block that PyTorch asks its allocator for.  Events are numbers: `i` is the birth of storage
 `i`, `~i` (that is -1-i) its death.  A trace holds what is alive when training starts (setup, in order of

@@ -24,7 +24,7 @@ Event = int | Phase  # i: storage i is born; ~i: it dies; a word: this phase beg
 
 @dataclass(slots=True)
 class Born:
-    """A storage under way: what is known of it so far."""
+    """A storage during the trace: what is known of it so far."""
 
     num_bytes: int
     op: str

@@ -1,4 +1,4 @@
-"""Since when a run has another speed: one change of its rate of steps that lasts until now.
+"""Find when a run changed its speed: one change of its rate of steps that lasts until now.
 
 The moment is the one that best divides the rates in two.  It counts only if the two parts hardly overlap,
 so that waves, a slow drift and single pauses are none.
@@ -26,7 +26,7 @@ Point = tuple[float, float, float]  # time, the seconds it stands for, steps per
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """A speed that the run has had since `since_s` of its start."""
+    """A speed that the run has had since `since_s` seconds after its start."""
 
     since_s: float
     ratio: float  # of the rates, after over before

@@ -43,7 +43,7 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """The last minute: each of its samples, and their merger."""
+    """The last minute: its samples, and all of them merged."""
 
     samples: tuple[Sample, ...]
     mean: Sample

@@ -50,7 +50,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """An ASGI application around another: refuses strangers, takes the token off, adds the headers."""
+    """Wraps an ASGI application: refuses strangers, strips the token, adds the headers."""
 
     def __init__(self, app: App, *, host: str, token: str | None) -> None:
         self._app = app

@@ -18,7 +18,7 @@ SWEEP_EVERY_S = 0.5
 
 
 class Sweep:
-    """Looks at the connections of a uvicorn server, again and again."""
+    """Checks the connections of a uvicorn server at every call."""
 
     def __init__(self, connections: Collection[Any]) -> None:
         self._connections = connections

@@ -1,4 +1,4 @@
-"""The page of a script that runs under watch, in a process beside it: `flatout watch --run --web`.
+"""The page of a watched script, in a separate process: `flatout watch --run --web`.
 
 A server inside the script's interpreter would take turns with it.  This one reads the log that the script's
 own sampler keeps, so the machine is not asked twice.  It is nobody's child (a script that waits for all its

@@ -34,7 +34,7 @@ MOST_READ = 8  # logs at one look
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Glance:
-    """What the end of a run's log says."""
+    """The state of a run at the end of its log."""
 
     bound: str | None = None
     loss: float | None = None
@@ -161,7 +161,7 @@ class RunList:
 
 
 class FleetRuns:
-    """The same of a fleet: one entry for each of its nodes, with what it does at present."""
+    """The list of a fleet: one entry for each node, with what it does at present."""
 
     own_key = None
 

@@ -1,4 +1,4 @@
-"""The page's server: starlette and uvicorn in a thread of their own, beside whatever the process does.
+"""The page's server: starlette and uvicorn in a separate thread of the process.
 
     GET /              the page          GET /static/NAME   its files, from a list made at the start
     GET /events        its data          GET /rules/FO101   a rule of the doctor
@@ -67,7 +67,7 @@ def application(feed: Feed, *, sampler: Sampler | None = None) -> Any:
         return file(request.path_params.get("name", "index.html"))
 
     class Events(responses.StreamingResponse):  # type: ignore[name-defined,misc]
-        """A browser has its place from here on, and however the answer ends."""
+        """Frees the browser's place however the answer ends."""
 
         async def __call__(self, *channel: Any) -> None:
             try:

@@ -1,4 +1,4 @@
-"""Write a plan into a config, and take it back.
+"""Write a plan into a config, and undo it.
 
 The diff comes first.  Then a backup: a folder of its own per run, `.flatout/backups/<time>/` beside the
 config, with a copy of every file and a manifest of the checksums before and after.  Then all files at once.
@@ -61,7 +61,7 @@ class SavedFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What was saved."""
+    """The files of a backup, as its manifest lists them."""
 
     config: str | None = None  # its main file, from the folder that holds the backups
     files: tuple[SavedFile, ...] = ()
@@ -69,7 +69,7 @@ class Manifest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backup(Manifest):
-    """What an apply left to go back to."""
+    """A backup that an apply made, to undo it."""
 
     folder: Path
 

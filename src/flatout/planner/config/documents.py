@@ -1,4 +1,4 @@
-"""Config text with the place of every scalar in it, and new values in those places.
+"""Config text with the position of every scalar, and edits of the values at those positions.
 
 A config is edited by characters, so what is needed of it is not an object but a map: which characters of
 the text are the value at `training.trainer.precision`?  YAML is composed by ruamel.yaml into nodes that
@@ -223,7 +223,7 @@ def _first_problem(error: Exception) -> str:
 
 
 class _YamlWalk:
-    """Nodes to scalars.  A node met a second time is an alias of the first."""
+    """Turns nodes into scalars.  A node met a second time is an alias of the first."""
 
     def __init__(self, tokens: dict[int, int], name: str) -> None:
         self.tokens = tokens

@@ -71,7 +71,7 @@ def hydra_layers(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Walk:
-    """Through the files that a config's defaults name; `chosen` holds the options chosen elsewhere."""
+    """Walks the files that a config's defaults name; `chosen` holds the options chosen elsewhere."""
 
     root: Path
     chosen: dict[str, tuple[str | None, ...]]

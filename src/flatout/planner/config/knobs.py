@@ -81,7 +81,7 @@ EVALUATION = frozenset(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Style:
-    """A kind of config: what it is called, fixed keys of its knobs, and what stands for absent ones."""
+    """A kind of config: its name, the fixed keys of its knobs, and the values assumed for absent ones."""
 
     name: str
     keys: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

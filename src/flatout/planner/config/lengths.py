@@ -1,4 +1,4 @@
-"""How long the sequences of a data set are, and with them the batches: the longest decides.
+"""The lengths of a data set's sequences, and of its batches: the longest decides.
 
 A batch is padded to its longest row.  Of rows that are drawn at random, a batch of `b` stays within a length
 with the b-th power of one row's chance, so that large batches are nearly always long, whatever the mean says.
@@ -78,7 +78,7 @@ def with_lengths(settings: Settings, lengths: SequenceLengths, *, job_sizes: Map
     """Return settings whose length is the longest sequence, unless a stage cuts it."""
     if LENGTH not in job_sizes:
         raise BadInput(
-            f"--lengths {lengths.source}: the job has no size {LENGTH!r} to give it to",
+            f"--lengths {lengths.source}: the job has no size {LENGTH!r}",
             hint=f"its sizes are {', '.join(job_sizes)}",
         )
     stages = []

@@ -87,7 +87,7 @@ class StageSettings:
 
     @property
     def eval_batch(self) -> int:
-        """The batch of evaluation, which without a size of its own uses the loader of training."""
+        """The batch of evaluation; without its own size, evaluation uses the loader of training."""
         return self.batch_size.value if self.eval_batch_size is None else self.eval_batch_size.value
 
 

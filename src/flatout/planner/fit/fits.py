@@ -86,7 +86,7 @@ def find_budget(
     """Find the budget on a named GPU, on so much memory, or on the GPUs of this machine."""
     if not 0 < margin <= 1:
         raise BadInput(
-            f"--margin {margin:g} is not a share of what is free", hint="0.85 leaves 15 % to spare"
+            f"--margin {margin:g} is not a share of the free memory", hint="0.85 leaves 15 % to spare"
         )
     if gpu is not None and gpu_memory is not None:
         raise BadInput("--gpu and --gpu-memory name two devices", hint="give one of them")

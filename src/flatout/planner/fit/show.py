@@ -1,4 +1,4 @@
-"""What a config does to a device today: memory per stage, share of the device, verdict, recommendations."""
+"""What a config does to a device as it is: memory per stage, share of the device, verdict, advice."""
 
 from __future__ import annotations
 

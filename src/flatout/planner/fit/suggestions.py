@@ -1,4 +1,4 @@
-"""What a fit is asked and what it answers: wishes beyond the config, suggestions per group of stages."""
+"""The question and the answer of a fit: wishes beyond the config, suggestions per group of stages."""
 
 from __future__ import annotations
 

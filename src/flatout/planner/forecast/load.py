@@ -35,7 +35,7 @@ VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first that 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForecastRequest:
-    """The job and the device that memory is to be forecast for."""
+    """The job and the device of a forecast."""
 
     model: str  # as `--model` takes it
     device: Device

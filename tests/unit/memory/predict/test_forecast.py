@@ -24,7 +24,7 @@ from flatout.memory.predict.forecast import (
 )
 from flatout.memory.predict.repeat_steps import repeat_steps
 from flatout.memory.predict.replay import sized
-from flatout.memory.probe.probe_results import Measured, Receipt
+from flatout.memory.probe.probe_results import ProbedBatch, ProbeResult
 from flatout.memory.trace.record import Trace
 from tests.support.memory import job_of, language_model_job, mlp_job, tower, traced
 
@@ -234,14 +234,14 @@ def test_what_is_recommended_trains_within_the_capacity_and_no_more_does() -> No
 
 
 def test_what_a_real_run_held_beside_the_traces_is_taken_from_the_capacity() -> None:
-    """No GPU is here: the receipt of the run is written by hand, 200 MiB above what is traced."""
+    """No GPU is here: the result of the run is written by hand, 200 MiB above what is traced."""
     capacity, sizes = 1500 * MIB, {"batch_size": 1, "width": 32}
     plain, probed = forecast(), forecast(profile=True)
     measured = []
     for batch_size in (2, 4):
         traced_at = plain.peak_bytes({**sizes, "batch_size": batch_size}, recipe=Recipe())
         measured.append(
-            Measured(
+            ProbedBatch(
                 batch_size=batch_size,
                 num_steps=2,
                 peak_allocated_bytes=traced_at.allocated_bytes,
@@ -249,12 +249,12 @@ def test_what_a_real_run_held_beside_the_traces_is_taken_from_the_capacity() -> 
             )
         )
     parameters = sum(parameter.numel() for parameter in tower().make_model().parameters())
-    receipt = Receipt(
+    result = ProbeResult(
         device="A100-SXM4-80GB", torch_version="2", other_sizes={"width": 32},
         num_parameters=parameters, num_trainable=parameters, context_bytes=CONTEXT_BYTES - 100 * MIB,
         probes=tuple(measured),
     )  # fmt: skip
-    probed._receipts[Recipe(), (("width", 32),)] = receipt
+    probed._probe_results[Recipe(), (("width", 32),)] = result
     found = probed.largest_within(sizes, recipe=Recipe(), capacity_bytes=capacity)
     expected = plain.largest_within(sizes, recipe=Recipe(), capacity_bytes=capacity - 100 * MIB)
     assert found == expected
@@ -305,18 +305,18 @@ def test_seconds_are_measured_at_the_very_batch_or_not_said(monkeypatch: pytest.
     """A batch is never timed by smaller ones; one that does not run has no time."""
     asked = []
 
-    def fake_probe(job: Job, recipe: Recipe, *, sizes: Sizes, batch_sizes: Any = None) -> Receipt:
+    def fake_probe(job: Job, recipe: Recipe, *, sizes: Sizes, batch_sizes: Any = None) -> ProbeResult:
         asked.append(batch_sizes)
         if batch_sizes == (64,):
             raise BadInput("ran out of GPU memory")
         probes = tuple(
-            Measured(
+            ProbedBatch(
                 batch_size=number, num_steps=3, peak_allocated_bytes=1, peak_reserved_bytes=1,
                 micro_batch_s=1 + number / 10,
             )
             for number in batch_sizes or (1, 2)
         )  # fmt: skip
-        return Receipt(
+        return ProbeResult(
             device="GPU", torch_version="2", other_sizes={"width": 32}, num_parameters=1,
             num_trainable=1, context_bytes=1, probes=probes,
         )  # fmt: skip

@@ -107,7 +107,7 @@ def test_native_traces_are_replayed_like_others(compared: Any) -> None:
 
 
 def test_a_gpu_of_another_generation_is_refused() -> None:
-    with pytest.raises(BadInput, match="NVIDIA H200, and not of A100"):
+    with pytest.raises(BadInput, match="NVIDIA H200, not for A100"):
         check_kind(simulated_device("A100-80GB"), name="NVIDIA H200", capability=(9, 0))
     for device in (None, H200, simulated_device("24GB")):
         check_kind(device, name="NVIDIA H200", capability=(9, 0))

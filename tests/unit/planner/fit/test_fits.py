@@ -205,7 +205,7 @@ def test_without_a_gpu_it_says_why_and_what_to_do() -> None:
 
 @pytest.mark.parametrize("margin", [0.0, -1.0, 1.01, float("nan")])
 def test_a_margin_that_is_no_share(margin: float) -> None:
-    with pytest.raises(BadInput, match="is not a share of what is free"):
+    with pytest.raises(BadInput, match="is not a share of the free memory"):
         find_budget(gpu="A100-80GB", margin=margin)
 
 
