@@ -253,7 +253,7 @@ class OptimizerSetup:
     num_groups: int  # of parameters
     num_distinct: int  # groups that differ in an option
     num_tensors: int
-    # "foreach", "fused", "for-loop" where the script asks for it, "default" where torch chooses a loop
+    # "foreach", "fused"; "for-loop" if the script asks for it, "default" if torch chooses a loop
     way: str | None  # how a step goes through them; None: not one of torch's optimizers
 
 

@@ -33,7 +33,7 @@ READS = (
     *("__repr__", "__format__", "__contains__"),
 )
 COPIES = ("cpu", "to")
-LEAST_SUSPICION = 0.05  # where the kernels were not recorded
+LEAST_SUSPICION = 0.05  # if the kernels were not recorded
 MOST_BYTES = 1 << 20  # a larger read costs the copy itself
 SIZES = frozenset(
     (

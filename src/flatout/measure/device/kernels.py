@@ -59,7 +59,7 @@ class Timeline:
     start_ns: Longs
     end_ns: Longs
     correlation: Longs  # equal for a kernel and the call that launched it
-    num_bytes: Longs  # of copies; -1 where the profiler does not say
+    num_bytes: Longs  # of copies; -1 if the profiler does not say
 
     def __len__(self) -> int:
         return len(self.code)

@@ -67,8 +67,8 @@ class Lookout:
     def stop(self) -> None:
         """Stop without waiting: a sample under way ends by itself.
 
-        A flag, not an event: a process that the job forks stops the looks, too. The thread may hold the lock
-        of an event at the fork, and it does not exist in that process to release it.
+        A flag, not an event, because a process that the job forks stops the sampling, too.  At the fork the
+        thread may hold an event's lock, and it does not exist in the new process to release it.
         """
         self._ended = True
 

@@ -177,7 +177,7 @@ def _scanning(real: Callable[..., Any], mirror: Mirror) -> Callable[..., Any]:
 
 
 class _Entries:
-    """The entries of several folders as those of one; of two with one name the first counts."""
+    """Merges the entries of several folders; of two with one name, the first counts."""
 
     def __init__(self, scans: list[Any]) -> None:
         self._scans, self._seen = scans, set[str]()
@@ -219,7 +219,7 @@ class Mirror:
 
     @property
     def resolves(self) -> bool:
-        """Whether this thread resolves a path, by calls that must see the disk as it is."""
+        """Whether this thread resolves a path, with calls that must see the real disk."""
         return getattr(self._thread, "resolves", False)
 
     def _whole(self, path: Any) -> str:
@@ -274,7 +274,7 @@ class Mirror:
         return there
 
     def hide(self, path: Any) -> str:
-        """Let a folder be gone for the script; return where it is in the scratch folder."""
+        """Hide a folder from the script; return where it is in the scratch folder."""
         whole = self._whole(path)
         self._hidden.add(os.path.join(whole, ""))
         return self._scratch + whole

@@ -146,7 +146,7 @@ def find_episodes(
         typical = _Typical(usual, stacks, loops)
         for step in long:
             step.looks = lined_up.within(step.row)
-        # a line is unusual only beside those of usual steps
+        # without usual steps no line is unusual
         tallies = _tally(long, typical) if usual or stacks is not None else {}
         episodes = [
             (_episode(cause, tally, num_steps, steps_per_epoch, has_loader=has_loader), tally)
@@ -366,7 +366,7 @@ def _set_up(rows: Sequence[StepRow], looks: Sequence[Look], started_at_s: float)
 def heaviest(looks: Sequence[Look]) -> tuple[tuple[Place, ...], str | None]:
     """Return the lines that at least half of the samples have in common, outermost first, and what they call.
 
-    The outermost line that holds the most samples stands alone where it holds fewer than half.
+    If the outermost line with the most samples holds fewer than half, it is returned alone.
     """
     depth, among = 0, list(looks)
     while True:

@@ -304,7 +304,7 @@ class Tuner:
             self.kept = []
             return None
 
-    # -- what is told
+    # -- progress and records
 
     def _say(self, what: str) -> None:
         """Report what is running, how far it is, and what is kept so far."""

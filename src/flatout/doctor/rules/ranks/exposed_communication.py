@@ -4,8 +4,8 @@ What it does
 Finds time in which ranks exchange gradients and compute nothing.
 
 Why it costs
-Gradients can be exchanged while backward still computes those of earlier layers. Every GPU of the job
-waits, in every step, for what is left when backward ends.
+Gradients can be exchanged while backward still computes those of earlier layers. In every step, every GPU of
+the job waits for the part of the exchange that remains when backward ends.
 
 Evidence
 Flatout interleaves steps in which DistributedDataParallel exchanges nothing with ordinary steps, and takes

@@ -22,7 +22,7 @@ Turn the check off:
 +Categorical(logits=logits, validate_args=False)           # torch.distributions
 -MeanMetric()
 +MeanMetric(nan_strategy="disable")                        # torchmetrics
--attention(q, k, v, mask=causal_mask)                      # the mask is looked at
+-attention(q, k, v, mask=causal_mask)                      # the mask is read back
 +attention(q, k, v, is_causal=True)
 ```
 
