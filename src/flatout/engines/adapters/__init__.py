@@ -1,9 +1,9 @@
 """Adapters: several tasks on one frozen encoder, a low-rank adapter and a head each, and a router.
 
 verbs         train, evaluate, predict, export, status: what `flatout adapt` does
-settings      what a run is told
-fill_settings what an adapter to begin from and the rows of a task decide
-assembly      encoder, adapters, heads, decoder and router of one run
+settings      the settings of a run
+fill_settings settings that a first adapter or the rows of a task decide
+assembly      the loaded encoder, adapters, heads, decoder and router of one run
 run_folder    how far the run in a folder is
 peft_format   adapters as folders of PEFT: read and written
 export_run    a run as files that need no Flatout

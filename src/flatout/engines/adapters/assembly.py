@@ -1,10 +1,10 @@
-"""The parts of a run, opened: encoder, adapters, tasks with their heads, decoder, router.
+"""The loaded parts of a run: encoder, adapters, tasks with their heads, decoder, router.
 
-Weights have one flat list of names, which checkpoints use:
+Checkpoints name all weights in one flat list:
 
     adapters/qa/encoder.layer.0....lora_A.weight    heads/qa/...    decoder/...    router/...
 
-Each part is drawn from a seed of its own name, so that adding a task changes no other.
+Each part is drawn from a seed made of its name, so that adding a task changes no other.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from flatout.engines.run.ranks import Ranks
 from flatout.ground.errors import BadInput
 from flatout.ground.units import show_some
 
-DEFAULT_TARGET_LENGTH = 64  # of a task that writes and does not say how much
+DEFAULT_TARGET_LENGTH = 64  # for a task that writes and does not set one
 MOST_SHOWN = 5  # classes in one line
 
 
@@ -65,7 +65,7 @@ class TaskSplit:
     def some(self, number: int | None, *, task: AdapterTask) -> TaskSplit:
         """Return `number` of the examples, renumbered; all of them for None.
 
-        A hash of the input chooses, so a file may be sorted: its first rows could all be of one class.
+        A hash of the input chooses, so that a file may be sorted by class.
         """
         if number is None:
             return self
@@ -89,14 +89,14 @@ class AdapterAssembly:
         splits: Mapping[str, Splits] | None = None,
         on_progress: OnProgress = ignore,
     ) -> None:
-        """Open the parts; `splits` are records that are read already, by task."""
+        """Load the parts; `splits` are records that were read before, by task."""
         self.settings, self.ranks, self.device = settings, ranks, ranks.device
         self._on_progress = on_progress
         self._read = dict(splits or {})
         self._rows: dict[tuple[str, str], TaskSplit] = {}
         tasks = {name: make_task(settings, name) for name in settings.tasks}
         for name, given in settings.tasks.items():
-            DataOptions.of(given.data, task=name)  # refuse what is wrong there before anything is loaded
+            DataOptions.of(given.data, task=name)  # refuse wrong options before loading anything
         self.model = open_encoder(Path(settings.model), device=self.device)
         self.tokenizer = open_tokenizer(Path(settings.model))
         self.fingerprint = weights_fingerprint(self.model)
@@ -151,7 +151,7 @@ class AdapterAssembly:
     def rows(self, name: str, split: str, *, number: int | None = None) -> TaskSplit:
         """Return a split of a task as numbers, made once; training leaves out rows with nothing to learn.
 
-        Where only a `number` of rows is asked for, they are the same on every rank and after a resume.
+        A `number` of rows is the same choice on every rank and after a resume.
         """
         if (name, split) not in self._rows:
             self._rows[name, split] = self._encode(name, split)
@@ -206,19 +206,19 @@ class AdapterAssembly:
         return {} if module is None else _with_prefix(prefix, module)
 
     def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Take all weights; they must be those of these tasks on this encoder."""
+        """Load all weights; they must belong to these tasks on this encoder."""
         for name in self.names:
             self.bank.load_state_dict(name, weights_under(weights, f"adapters/{name}"))
         for prefix, module in self.modules().items():
             module.load_state_dict(weights_under(weights, prefix))
 
     def load_best(self, found: PhaseCheckpoint) -> None:
-        """Take the best weights of a phase, if they belong to this encoder."""
+        """Load the best weights of a phase, if they belong to this encoder."""
         self.check(found)
         self.load_weights(found.tensors(BEST))
 
     def check(self, found: PhaseCheckpoint) -> None:
-        """BadInput where a checkpoint belongs to another encoder."""
+        """Raise BadInput where a checkpoint belongs to another encoder."""
         if found.state.fingerprint != self.fingerprint:
             check_encoder(found, self.settings.model)
 
@@ -246,7 +246,7 @@ class AdapterAssembly:
 
     @property
     def decider(self) -> Decider:
-        """The router, and when the settings trust its choice."""
+        """The router with the settings' rule for trusting its choice."""
         given = self.settings.router
         top_k = min(given.top_k, len(self.parts))
         return Decider(router=self.router, threshold=given.threshold, top_k=top_k, fallback=given.fallback)
@@ -306,7 +306,7 @@ def read_splits(task: AdapterTask, given: TaskSettings, *, name: str) -> Splits:
 
 
 def open_encoder(folder: Path, *, device: torch.device) -> nn.Module:
-    """Load the encoder in float32, frozen; what computes in less casts it."""
+    """Load the encoder in float32, frozen; `PackedEncoder` casts it to a lower precision."""
     model = models.load_pretrained(
         "AutoModel", folder, what="encoder", extra="adapters", unread="pooler.", dtype=torch.float32
     )
@@ -316,7 +316,7 @@ def open_encoder(folder: Path, *, device: torch.device) -> nn.Module:
             hint="use BERT, RoBERTa, MiniLM or similar",
         )
     if getattr(model, "pooler", None) is not None:
-        model.pooler = None  # nothing here reads it, and where a folder has none it would be drawn at random
+        model.pooler = None  # not used here; transformers draws it at random where a folder has none
     loaded: nn.Module = model.to(device)
     return loaded
 
@@ -332,7 +332,7 @@ def open_tokenizer(folder: Path) -> Any:
 
 
 def check_encoder(found: PhaseCheckpoint, model: str) -> None:
-    """BadInput where a checkpoint does not belong to the encoder in the folder `model`."""
+    """Raise BadInput where a checkpoint does not belong to the encoder in the folder `model`."""
     encoder = open_encoder(Path(model), device=torch.device("cpu"))
     check_model(found.state.fingerprint, encoder, name=model, checkpoint=found.path)
 

@@ -3,12 +3,12 @@
     NAME/adapter_config.json, adapter_model.safetensors    the adapter, as PEFT loads it
     NAME/head.safetensors, head.json                       its head; labels or units, the longest text
     router.safetensors, router.json                        the router; its tasks, in the order of its outputs
-    decoder.safetensors                                    what the heads of tasks that write share
+    decoder.safetensors                                    shared by the heads of tasks that write text
 
-A network of linear layers with GELU between is written as layers.0, layers.1, ...: a loop over them computes
-it.  What a loop could not do is folded into the weights: the router's norm has no weights left, and its
-outputs are the calibrated logits.  Any other head keeps the names of its own weights.  `docs/adapters.md` has
-the lines that load all this.
+A network of linear layers with GELU between them is written as layers.0, layers.1, ...: a loop over them
+computes it.  The router's norm weights and its calibration are folded into the layers, so that its outputs
+are calibrated logits.  Any other head keeps the names of its weights.  `docs/adapters.md` has the lines that
+load all this.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def export_run(
 
 
 def check_target(to: Path, *, run: Path) -> None:
-    """BadInput where `to` holds an export of another run: nothing replaces it."""
+    """Raise BadInput where `to` holds an export of another run: nothing replaces it."""
     for config in (*to.glob(peft_format.CONFIG), *sorted(to.glob(f"*/{peft_format.CONFIG}"))):
         _check_owner(config.with_name(RUN), run=run, what="an adapter")
     if (to / f"{ROUTER}.json").exists():
@@ -69,7 +69,7 @@ def check_target(to: Path, *, run: Path) -> None:
 
 
 def _check_owner(path: Path, *, run: Path, what: str) -> None:
-    """BadInput unless a file says that what lies beside it was exported from this run."""
+    """Raise BadInput unless a file names this run as the one its neighbours were exported from."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

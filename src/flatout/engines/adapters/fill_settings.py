@@ -1,8 +1,8 @@
 """Settings that files decide, filled in before a run begins.
 
-The adapter that a task begins from (`init`) has a rank, an alpha and targets of its own, and the rows of a
-task may name its labels or the unit of its numbers.  The run keeps all of them among its settings: heads and
-factors have their shapes by them, and neither the rows nor the adapter need be there later.
+The adapter that a task begins from (`init`) has its own rank, alpha and targets, and the rows of a task may
+decide its labels or the unit of its numbers.  The run keeps all of them in its settings: they decide the
+shapes of heads and factors, and neither the rows nor the adapter are needed later.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ OF_ADAPTER = ("rank", "alpha", "targets")
 def fill_settings(
     settings: AdaptSettings, *, saved: Mapping[str, Any] | None = None
 ) -> tuple[AdaptSettings, dict[str, Splits]]:
-    """Return the settings with what files decide, and the rows that were read for it, by task.
+    """Return the settings completed from files, and the rows that were read for it, by task.
 
-    What a run has `saved` comes first: it goes on as it began, whatever became of the files.
+    `saved` settings come first: a run continues as it began, even if the files have changed.
     """
     tasks, read = {}, {}
     for name, given in settings.tasks.items():

@@ -1,9 +1,8 @@
 """Adapters as PEFT's folders: adapter_config.json and adapter_model.safetensors.
 
-PEFT names a factor by the module it belongs to, below "base_model.model." (its own wrapper), and below the
-encoder's name where the adapter was trained under a head of transformers ("bert.").  So a factor is found by
-the end of its name, from the number of its layer on.  Weights are read from safetensors only: a pickle
-executes what it holds.
+PEFT names a factor by its module, below "base_model.model." (its own wrapper), and below the encoder's name
+where the adapter was trained under a head of transformers ("bert.").  So a factor is found by the end of its
+name, from the number of its layer on.  Weights are read from safetensors only: a pickle executes code.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ PICKLE = "adapter_model.bin"
 WRAPPER = "base_model.model."
 FACTOR = re.compile(r"(.+)\.(lora_[AB])\.weight")
 FROM_LAYER = re.compile(r"[^.]+\.\d+\..+")  # layer.0.attention.self.query
-# What changes the product of two factors into something else.
+# Options that compute something else than the product of two factors.
 UNKNOWN_HERE = ("use_dora", "lora_bias", "rank_pattern", "alpha_pattern", "layer_replication")
 CHANGES_BASE = ("pissa", "olora", "loftq", "corda")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeftAdapter:
-    """An adapter of the user's: `targets` are the ends of its modules' names, and `factors` go by them."""
+    """An adapter of the user: `targets` are the ends of its modules' names, the keys of `factors`."""
 
     folder: Path
     rank: int
@@ -44,7 +43,7 @@ class PeftAdapter:
 
 
 def read_adapter(folder: Path) -> PeftAdapter:
-    """Read an adapter that PEFT, or `export`, wrote; BadInput says what it holds that is not taken."""
+    """Read an adapter that PEFT, or `export`, wrote; BadInput names what is not supported."""
     config = _read_config(folder)
     rank = config.get("r")
     if not isinstance(rank, int) or rank < 1:
@@ -77,7 +76,7 @@ def read_adapter(folder: Path) -> PeftAdapter:
 
 
 def load_adapter(bank: AdapterBank, name: str, adapter: PeftAdapter) -> None:
-    """Begin an adapter of the bank with the factors of another; every shape must fit, or nothing changes."""
+    """Initialise an adapter of the bank with other factors; every shape must fit, or nothing changes."""
     number = bank.number(name)
     state = {}
     for site in bank.sites.values():

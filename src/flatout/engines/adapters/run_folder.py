@@ -1,4 +1,4 @@
-"""The folder of a run: how far it is, and whether a phase may begin there."""
+"""The folder of a run: how far the run is, and whether a phase may begin."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ HEADS_ONLY = "heads-only"
 class PhaseStatus:
     """How far a phase is; `step` None: no checkpoint yet, `logged_step` None: no report yet.
 
-    A phase that is begun is going on while its run lives, and else interrupted; it is only `begun` where the
-    file system cannot tell.
+    A phase that has begun is going on while its run lives, and interrupted otherwise; `begun` means that the
+    file system cannot tell which.
     """
 
     name: str
@@ -56,7 +56,7 @@ def read_status(out: Path) -> AdaptStatus:
     """Read how far the run in a folder is."""
     lives = log.is_written(out)
     found = latest_checkpoints(out)
-    # In the order of the lines: a resumed run does steps again, and its last line says where it is.
+    # In the order of the lines: a resumed run repeats steps, and its last line says where it is.
     logged = log.read_records(out, KIND) if log.has_log(out, KIND) else ()
     reports = {record.phase: record for record in logged}
     if not any(found.values()) and not reports and not lives:
@@ -131,7 +131,7 @@ def without_adapters(settings: AdaptSettings) -> AdaptSettings:
 def phases_to_run(
     settings: AdaptSettings, phases: tuple[str, ...], *, resume: bool
 ) -> tuple[dict[str, PhaseCheckpoint | None], list[str]]:
-    """Return (phases to run, each with what it resumes from; what to say of those that are not run)."""
+    """Return (phases to run, each with the checkpoint it resumes from; notes on phases not run)."""
     out = settings.folder
     found = latest_checkpoints(out)
     if not resume:

@@ -7,8 +7,8 @@
       qa: {rank: 24, lr: 3e-4}
     phase1: {steps: 800, tokens: 2048}
 
-What is given replaces the default.  A phase that resumes may change only settings on which nothing of what it
-has learned rests.
+A given value replaces the default.  A phase that resumes may change only settings that do not affect what it
+has learned.
 """
 
 from __future__ import annotations
@@ -22,30 +22,30 @@ from flatout.engines.run import settings as run_settings
 from flatout.ground.errors import BadInput
 
 VERB = "adapt"
-# Where a run happens and what it tells: the same weights come out.
 DEFAULT_RANK = 16
+# Where a run writes and what it reports: the weights come out the same.
 FREE_TO_CHANGE = {"model", "out", "device", "log_every", "checkpoint_every", "keep_checkpoints", "evaluation"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskSettings:
-    """One task and the adapter it trains; None takes what phase 1 says."""
+    """One task and the adapter it trains; None takes the value of phase 1."""
 
-    kind: str | None = None  # the task's file; None: the name in the table is one
+    kind: str | None = None  # the task's name; None: the key in the table
     data: dict[str, Any] = field(default_factory=dict)  # where its records come from
-    init: str | None = None  # a PEFT folder: its adapter is where training begins
-    rank: int | None = None  # None: 16, or that of `init`
-    alpha: float | None = None  # None: twice the rank, or that of `init`
+    init: str | None = None  # a PEFT folder: training begins with its adapter
+    rank: int | None = None  # None: 16, or the rank of `init`
+    alpha: float | None = None  # None: twice the rank, or the alpha of `init`
     dropout: float = 0.1
     targets: tuple[str, ...] | None = None  # endings of names of linears; None: all, or `init`'s
     lr: float | None = None
-    steps: int | None = None  # after which its schedule is at its end, and it leaves
+    steps: int | None = None  # of its schedule, after which it leaves
     weight_decay: float | None = None
     clip: float | None = None
     patience: int | None = None
     tokens: int | None = None
     max_length: int | None = None
-    select: Literal["metric", "loss"] | None = None  # what says which weights are the best
+    select: Literal["metric", "loss"] | None = None  # decides which weights are the best
     settings: dict[str, Any] = field(default_factory=dict)  # of the task itself
 
 
@@ -57,7 +57,7 @@ class LearningSettings:
     weight_decay: float = 0.01
     warmup_share: float = 0.1
     clip: float = 1.0
-    patience: int | None = 5  # evaluations without a better one, after which an adapter is finished
+    patience: int | None = 5  # evaluations without improvement before an adapter is finished
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class PhaseOne(LearningSettings):
 
     steps: int = 1000  # of the optimizer
     tokens: int = 2048  # of one task's block
-    accumulate: int = 1  # batches of one optimizer step, shared out among the processes
+    accumulate: int = 1  # batches of one optimizer step, shared among the processes
     buckets: int = 4  # groups of similar length; a step takes one group of every task
     evaluate_every: int = 100
     validate_rows: int = 256  # per task
@@ -82,7 +82,7 @@ class PhaseTwo(LearningSettings):
     equal: Literal["tasks", "rows"] = "tasks"  # count every task alike, however few its rows, or every row
     lr: float = 1e-3
     noise: Literal["softmax", "gumbel"] = "softmax"
-    losses: dict[str, float] = field(default_factory=dict)  # weights by name; the others keep theirs
+    losses: dict[str, float] = field(default_factory=dict)  # weights by name; others keep their defaults
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ class PhaseThree(LearningSettings):
     accumulate: int = 1
     buckets: int = 4
     lr: float = 1e-4  # of the router
-    adapter_lr_share: float = 0.1  # of that, for adapters and heads
+    adapter_lr_share: float = 0.1  # of lr, for adapters and heads
     evaluate_every: int = 100
     validate_rows: int = 256
     single_task_first: float = 0.8  # the share of batches with rows of one task, at the first step
@@ -219,7 +219,7 @@ def _with_rank(task: Any) -> Any:
 
 
 def check_resume(saved: Mapping[str, Any], settings: AdaptSettings, *, phase: str | None) -> None:
-    """BadInput where a setting differs from the saved one on which what was learned rests.
+    """Raise BadInput where a setting that affects what was learned differs from the saved one.
 
     Tables of phases other than `phase` may differ.
     """

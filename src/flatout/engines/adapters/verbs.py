@@ -60,7 +60,7 @@ TRAIN: dict[str, Callable[[PhaseRun], None]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdaptOutcome(Outcome):
-    """What training left."""
+    """The result of training."""
 
     status: AdaptStatus
     plots: tuple[str, ...]
@@ -80,14 +80,14 @@ def adapt(
 ) -> AdaptOutcome:
     """Train adapters for several tasks and the router among them, as one of the launcher's processes.
 
-    `settings` are keys and values, a YAML file or the folder of a run; `changes` win over them.
-    A process that torchrun started again after a crash resumes, whether it was asked to or not.
+    `settings` are keys and values, a YAML file or the folder of a run; `changes` override them.
+    A process that torchrun restarted after a crash resumes, even if it was not asked to.
     """
     chosen = make_settings(given_settings(settings, changes, read=read_settings))
     meeting = Meeting.join(on_progress=on_progress)
     name = Path(chosen.model).name
     out, resume = meeting.begin(
-        # Heads alone go into the run's folder.
+        # A run with heads alone goes into the run's folder.
         lambda again: choose_folder(chosen.out, kind=VERB, name=name, resume=again or heads_only),
         begun=lambda: None if heads_only else find_begun(chosen.out, kind=VERB),
         resume=resume,
@@ -196,8 +196,8 @@ def adapt_evaluate(
 ) -> tuple[Evaluation, Path]:
     """Score a run on held-out rows; return (what was found, the page).
 
-    A run without adapters in DIR/heads-only stands beside it.  `top_k` and `threshold` route otherwise than
-    the run's settings say; choose them on `split="validation"`.
+    The scores of a run without adapters, in DIR/heads-only, are shown beside.  `top_k` and `threshold`
+    override the run's settings; choose them on `split="validation"`.
     """
     if rows is not None and rows < 1:
         raise BadInput(f"--rows {rows} is below 1", hint="give at least 1")
@@ -250,7 +250,7 @@ def adapt_export(
 
 @contextlib.contextmanager
 def _open_best(settings: AdaptSettings) -> Iterator[tuple[AdapterAssembly, bool]]:
-    """Open a run with the best weights of its last phase; (its parts, whether its router is trained)."""
+    """Open a run with the best weights of its last phase: (its parts, whether its router is trained)."""
     found = run_folder.furthest(settings.folder)
     ranks = Ranks(device=choose_device(settings.device))
     with naming_task_files(), AdapterAssembly(settings, ranks=ranks) as assembly:

@@ -1,11 +1,11 @@
 """What every engine's run needs: one floor under evolution, adapters and steering.
 
-settings      a table of keys: read, checked, saved, compared with those of a run that resumes
-folder        where a run happens and how it is recorded; Outcome; OnProgress
-checkpoints   tensors and state of a step, whole or not there
+settings      a table of keys: read, checked, saved, compared when a run resumes
+folder        where a run writes and how it is recorded; Outcome; OnProgress
+checkpoints   tensors and state of a step, complete or absent
 fingerprint   names for weights, models and tokenizers
-meeting       the processes of a job agree on a folder, before they compute together
-ranks         this process among those of a launcher, and its device
+meeting       how the processes of a job find each other and agree on a folder
+ranks         this process among the processes of a job, and its device
 log           log.jsonl and TensorBoard curves of a run
 json_lines    files with one JSON object per line
 tensor_files  safetensors files, read and written

@@ -1,11 +1,11 @@
-"""Checkpoints of a run: all it takes to continue bit for bit, complete whenever a kill comes.
+"""Checkpoints of a run: enough to continue bit for bit, and complete even if the process is killed.
 
     OUT/checkpoints/epoch-000012/tensors.safetensors    any number of files with tensors
-    OUT/checkpoints/epoch-000012/state.json             the small part: how far, under which settings
+    OUT/checkpoints/epoch-000012/state.json             how far the run is, under which settings
 
 A checkpoint is written into a temporary folder that is renamed when complete: a folder with the right name is
-a whole checkpoint.  An engine declares its small part as a dataclass with a `version`, and a `format` where
-it has one.
+a complete checkpoint.  An engine declares its state as a dataclass with a `version` and, if it has one, a
+`format`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ State = TypeVar("State")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint(Generic[State]):
-    """The place of a complete checkpoint and its small part; tensors are read on use."""
+    """A complete checkpoint on disk and its state; tensors are read on use."""
 
     path: Path
     state: State
@@ -51,7 +51,7 @@ class Checkpoints(Generic[State]):
     def __init__(
         self, folder: Path, *, counter: str, state: type[State], extra: str, version: int = 1
     ) -> None:
-        """`extra` is the one of Flatout's that brings safetensors to this engine."""
+        """`extra` names the extra of Flatout that brings safetensors to this engine."""
         self.folder, self._counter, self._state = folder, counter, state
         self._extra, self._version = extra, version
 
@@ -60,7 +60,7 @@ class Checkpoints(Generic[State]):
     ) -> Path:
         """Write the checkpoint of a step and remove all but the last `keep`.
 
-        The tensors of a step are the same whenever it is saved; saved again, only its state is written.
+        A step always has the same tensors, so saving it again writes only its state.
         """
         final = self.folder / f"{self._counter}-{number:06d}"
         small = (json.dumps(encode(state), indent=2) + "\n").encode()
@@ -99,7 +99,7 @@ class Checkpoints(Generic[State]):
         return Checkpoint(path=found[-1], state=self.read_state(found[-1]), extra=self._extra)
 
     def read_state(self, path: Path) -> State:
-        """Read the small part of one checkpoint, or say what is wrong with it."""
+        """Read the state of one checkpoint; BadInput says what is wrong with it."""
         try:
             data = json.loads((path / STATE).read_text(encoding="utf-8"))
             state: Any = decode(self._state, data)

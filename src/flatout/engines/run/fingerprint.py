@@ -1,9 +1,8 @@
 """Names for what a result depends on: every bit of the weights, the config, the tokenizer.
 
-A result that is found again under the name of another model is worse than one that is lost.  So a model's
-name is a hash over all of its bytes, with names, shapes and dtypes, not over a path or a sample of values.
-Hashing releases the interpreter's lock, so parameters are hashed side by side: an 8B model in bf16 is 16 GB,
-once per run.
+A cached result under the name of another model is worse than no result.  So a model's name is a hash of all
+its bytes, with names, shapes and dtypes, not of a path or a sample of values.  Hashing releases the
+interpreter's lock, so parameters are hashed in parallel: an 8B model in bf16 is 16 GB, once per run.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 
 from flatout.ground.errors import BadInput
 
-CHUNK_BYTES = 64 << 20  # what is copied from a GPU at a time
-# Where a config was read from and by which version says nothing of what the model computes.
+CHUNK_BYTES = 64 << 20  # copied from a GPU at a time
+# Where a config was read from, and by which version, does not change what the model computes.
 PROVENANCE = {"_name_or_path", "transformers_version", "_commit_hash", "dtype", "torch_dtype"}
-SAMPLED = 16  # characters of the names that earlier checkpoints hold, of a sample of the values
+SAMPLED = 16  # characters of the names in earlier checkpoints, which hash a sample of the values
 SAMPLES = 1024
 
 
@@ -55,7 +54,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 
 def check_model(saved: str, model: nn.Module, *, name: str, checkpoint: object) -> None:
-    """BadInput where a checkpoint that saved a fingerprint belongs to another model."""
+    """Raise BadInput where a checkpoint's saved fingerprint is that of another model."""
     parameters = list(model.named_parameters())
     if len(saved) == SAMPLED:
         same = saved in (_sampled(parameters, dtypes=True), _sampled(parameters, dtypes=False))

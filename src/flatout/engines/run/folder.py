@@ -17,15 +17,15 @@ from flatout.ground import runs
 from flatout.ground.errors import BadInput, MissingExtra
 from flatout.ground.torchrun import Launch, read_launch
 
-FINISHED = "finished"  # how a run ends that nothing went wrong with
-MARK = ".meeting-"  # how the files begin by which nodes find out that they share a folder
+FINISHED = "finished"  # how a run ends without an error
+MARK = ".meeting-"  # prefix of the files that show whether nodes share a folder
 OnProgress = Callable[[str], None]  # told in words what a run is doing
 OnCount = Callable[[int, int], None]  # told how many are done, of how many
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a run ended with; an engine adds its own."""
+    """The result of a run; each engine adds its own fields."""
 
     out: str  # the run folder
 
@@ -39,7 +39,7 @@ def choose_folder(out: str | Path | None, *, kind: str, name: str, resume: bool 
         found = [path for path, run in runs.list_runs(kind=kind) if _may_resume(run, launch)]
         if found:
             return found[0]
-        if not launch.restarts:  # a job that crashed before it had a folder begins again
+        if not launch.restarts:  # a job that crashed before it had a folder starts over
             raise BadInput(
                 f"{runs.runs_folder()} has no run of flatout {kind} to resume", hint="name it with --out"
             )
@@ -61,7 +61,7 @@ def find_begun(out: str | Path | None, *, kind: str) -> Path | None:
 
 
 def check_empty(folder: Path, *, besides: Collection[str] = ()) -> None:
-    """BadInput where a run that begins would find files of others."""
+    """Raise BadInput where a new run would find files of others."""
     foreign = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     foreign = [
         name for name in foreign if name not in {runs.RUN_FILE, *besides} and not name.startswith(MARK)
@@ -96,7 +96,7 @@ def _this_run(kind: str, name: str) -> runs.Run:
 
 
 def _may_resume(run: runs.Run, launch: Launch) -> bool:
-    """Whether this process may go on with a run; one that torchrun started again, only with its own."""
+    """Whether this process may continue a run; one that torchrun restarted may only continue its own."""
     return not launch.restarts or run.launcher == runs.launcher_of(launch)
 
 

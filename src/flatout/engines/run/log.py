@@ -1,13 +1,12 @@
-"""The log of a run: a text file that only ever grows, and curves for TensorBoard beside it.
+"""The log of a run: a text file that only grows, and TensorBoard curves beside it.
 
-One JSON object per line, written at once.  A run that is killed in the middle of a line leaves a torn one,
-which readers drop and the next writer cuts off.  The writer locks the file for as long as it runs: two runs
-cannot write one log, and whoever finds no lock knows that the run has ended.  A run that resumes does some
-steps a second time; they stand twice in the file, and whoever reads takes the later.  What is not known is
-null.
+One JSON object per line, written at once.  A run that is killed in the middle of a line leaves a torn line,
+which readers skip and the next writer cuts off.  The writer locks the file while it runs: two runs cannot
+write one log, and a log without a lock belongs to a run that has ended.  A run that resumes repeats some
+steps; they are in the file twice, and readers take the later one.  Unknown values are null.
 
-The first line is a header that says what the file is: {"format": "flatout-evolution-log", "version": 1,
-"settings": {...}}.  A run that resumes with other settings writes another header, for the lines behind it.
+The first line is a header: {"format": "flatout-evolution-log", "version": 1,
+"settings": {...}}.  A run that resumes with other settings writes another header for the lines after it.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class LogKind(Generic[Record]):
     version: int
     what: str
     record: type[Record]
-    key: Callable[[Record], tuple[Any, ...]]  # what orders records; its last part is the step of the curves
+    key: Callable[[Record], tuple[Any, ...]]  # orders records; its last part is the step of the curves
     curves: Callable[[Record], Mapping[str, Any]]  # numbers for TensorBoard, in tables by their names
 
 
@@ -53,7 +52,7 @@ class RunLog(Generic[Record]):
         settings: Mapping[str, Any] | None = None,
         tensorboard: bool | None = None,
     ) -> None:
-        """`tensorboard` None means where it is installed; True insists on it."""
+        """`tensorboard` None writes curves if it is installed; True requires it."""
         self.path = log_path(folder)
         self._kind = kind
         self._file = open_to_append(self.path)
@@ -77,9 +76,9 @@ class RunLog(Generic[Record]):
         self.close()
 
     def write(self, record: Record) -> None:
-        """Add a line, which is in the file when this returns, and the points of its curves.
+        """Append a line, which is in the file on return, and the points of its curves.
 
-        Names of nested curves are joined by a slash; what is not a number is left out.
+        Names of nested curves are joined by a slash; other values than numbers are left out.
         """
         self._write(encode(record))
         if self._curves is not None:
@@ -172,7 +171,7 @@ def _read(folder: Path, kind: LogKind[Any]) -> Iterator[tuple[int, Any]]:
         raise BadInput(f"{path} does not exist", hint="name the folder of a run") from None
     except OSError as error:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from error
-    lines = text.split("\n")[:-1]  # behind the last line end is nothing, or a torn line
+    lines = text.split("\n")[:-1]  # after the last line end is nothing, or a torn line
     for number, line in enumerate(lines, start=1):
         try:
             values = json.loads(line)

@@ -1,14 +1,13 @@
-"""The processes of one job before they compute together: they meet in the store of their launcher.
+"""How the processes of a job find each other, in the store of their launcher, before they compute.
 
-Texts go through the store, so that ranks agree on a folder before any of them knows its device.
+Ranks exchange texts through the store, and agree on a folder before any of them chooses its device.
 
-torchrun keeps its store while the job lives, and starts ranks again after a crash, or when a node joins.  A
-rank of the attempt before is not there any more, but what it wrote is.  So every rank writes a name that it
-drew, the first collects the names and tells each the name of the group; the group stands once all of them
-have answered.  Whoever is dead does not answer, and the first asks again when another takes its place.
+torchrun keeps its store while the job lives, and restarts ranks after a crash or when a node joins.  A rank
+of an earlier attempt is gone, but what it wrote is still there.  So every rank writes a random name; the
+first rank collects the names and tells each the name of the group, which is complete once all have answered.
+A dead rank does not answer, and the first asks again when another takes its place.
 
-Files lie on a file system that all nodes see, or nothing works; `check_shared` finds out before a run begins
-two lives on two disks.
+All nodes must see the same files; `check_shared` tests that before a run writes to two disks.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from flatout.ground.units import show_some
 # A rank waits for the slowest one: an epoch of long completions may take minutes, a lost rank shows sooner.
 PATIENCE = timedelta(minutes=30)
 POLL_S = 0.02
-TELL_AFTER_S = 20.0  # of waiting for a rank; torchrun gives a node that joins late up after a minute
-# Until a file that one node wrote is there on another: NFS keeps what it knew for as long.
+TELL_AFTER_S = 20.0  # of waiting for a rank; torchrun gives up a node that joins late after a minute
+# Until a file that one node wrote appears on another: NFS caches for as long.
 SEEN_WITHIN_S = 60.0
 
 
 class Meeting:
-    """The ranks of one attempt of a job; alone, every method is free."""
+    """The ranks of one attempt of a job; with one rank, every method costs nothing."""
 
     def __init__(
         self, launch: Launch, *, store: Store | None = None, on_progress: OnProgress = ignore
@@ -62,7 +61,7 @@ class Meeting:
         """Meet the ranks that the launcher's environment names; without one, this process is alone."""
         launch = read_launch()
         if launch.is_launched:
-            end_with_parent()  # a rank whose agent was killed must not go on beside the one that replaces it
+            end_with_parent()  # a rank whose agent was killed must not run beside its replacement
         if launch.num_ranks == 1:
             return cls(launch)
         if launch.meets_at is None:
@@ -81,7 +80,7 @@ class Meeting:
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes files and speaks."""
+        """Whether this process writes the files and reports progress."""
         return self.launch.rank == 0
 
     @property
@@ -109,7 +108,7 @@ class Meeting:
         return self.gather(choose() if self.first else "")[0]
 
     def agree(self, what: str, value: object) -> None:
-        """BadInput unless every rank has the same value."""
+        """Raise BadInput unless every rank has the same value."""
         found = sorted(set(self.gather(str(value))))
         if len(found) > 1:
             self._refuse(
@@ -121,8 +120,8 @@ class Meeting:
     ) -> tuple[Path, bool]:
         """Return (the run's folder, whether it is resumed) on every rank, as the first one decides.
 
-        A job that was started again resumes, whether it was asked to or not: the run that it has `begun`, or
-        else the one that `choose` names, which is told whether to resume.
+        A restarted job resumes even if it was not asked to: the run that it has `begun`, or else the one that
+        `choose` returns, which takes whether to resume.
         """
         again = "again" in self.gather("again" if self.launch.restarts else "")
 
@@ -135,7 +134,7 @@ class Meeting:
         return Path(out), resumes
 
     def check_shared(self, folder: Path) -> None:
-        """BadInput on every rank unless all of them see the folder of the first."""
+        """Raise BadInput on every rank unless all of them see the first rank's folder."""
         if self.launch.num_ranks == 1:
             return
         mark = folder / f"{MARK}{self._group}"
@@ -155,13 +154,13 @@ class Meeting:
             )
 
     def _refuse(self, message: str, *, hint: str) -> NoReturn:
-        """End every rank with the same error: the store may go with the first, so all must have read it."""
+        """End every rank with the same error; all read it first, since the store may end with rank 0."""
         with contextlib.suppress(ChildDied):
             self.gather("")
         raise BadInput(message, hint=hint)
 
     def _tell_missing(self, ranks: list[int]) -> None:
-        """Say who is waited for, once on every node."""
+        """Report the missing ranks, once on every node."""
         if self.launch.local_rank:
             return
         told = f"waiting for rank {show_some(ranks, most=8)} of {self.launch.num_ranks}"
@@ -192,7 +191,7 @@ def meet(store: Store, *, rank: int, num_ranks: int, on_wait: Callable[[list[int
         following = store.get(f"{group}/next").decode()
         if following == group:
             return group
-        group = following  # somebody in the group before was of an earlier attempt
+        group = following  # a member of the previous group was of an earlier attempt
 
 
 def _assemble(store: Store, keys: list[str], *, on_wait: Callable[[list[int]], None]) -> str:

@@ -25,7 +25,7 @@ from flatout.hardware.device import half_format
 if TYPE_CHECKING:
     import torch
 
-# Nothing in a folder is executed: no Python file beside the weights, and no pickle, which can hold any call.
+# Execute nothing in a folder: no Python file beside the weights, and no pickle, which can hold any call.
 SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
 FETCHED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 HINT = "give --model a folder that save_pretrained wrote, or OWNER/NAME of a model on the Hugging Face Hub"
@@ -86,9 +86,9 @@ def check_folder(folder: Path) -> Path:
 def load_pretrained(
     kind: str, folder: Path, *, what: str, extra: str, unread: str | None = None, **options: Any
 ) -> Any:
-    """Load a frozen model by transformers' class `kind`, ready for inference; `what` names it to people.
+    """Load a frozen model by transformers' class `kind`, ready for inference; `what` is its name in errors.
 
-    Weights whose names hold `unread` are read by nobody here, and may be missing.
+    Weights whose names contain `unread` are not used and may be missing.
     """
     folder = check_folder(folder)
     transformers = import_extra("transformers", extra=extra)
@@ -156,7 +156,7 @@ def first_line(error: Exception) -> str:
 
 @contextlib.contextmanager
 def quietly(*, extra: str) -> Iterator[None]:
-    """Keep transformers' bars and reports off stderr, and leave the user's choice as it was."""
+    """Keep transformers' progress bars and reports off stderr, and restore the user's choice."""
     logging = import_extra("transformers.utils.logging", extra=extra)
     enabled, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()

@@ -1,11 +1,11 @@
-"""This process among those that run one job together.
+"""This process among the processes of one job.
 
 `torchrun`, `accelerate launch` and `srun` start one process per GPU (or several on a CPU) and tell each its
 rank by environment variables.  Every rank holds the same weights; what travels between them is small:
 rewards, flags, gradients of adapters.  `sent_bytes` counts what leaves this process.
 
-Small numbers travel between the CPUs (gloo).  Gradients travel between the GPUs (NCCL) where every rank has
-one of its own; NCCL refuses two ranks on one GPU, and there gloo carries them too.
+Small numbers travel between CPUs (gloo).  Gradients travel between GPUs (NCCL) where every rank has its own;
+NCCL refuses two ranks on one GPU, and there gloo carries gradients too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Ranks:
-    """Which of how many processes this is, and its device; alone, every method is free."""
+    """This process's number, the number of processes, and its device; with one, methods cost nothing."""
 
     def __init__(
         self,
@@ -66,12 +66,12 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether this process is the one that writes files and speaks."""
+        """Whether this process writes the files and reports progress."""
         return self.rank == 0
 
     @property
     def is_deputy(self) -> bool:
-        """Whether this process keeps what there is when the first is lost: the first of the second node."""
+        """Whether this process saves the run if the first rank is lost: the first rank of the second node."""
         num_local = None if self.meeting is None else self.meeting.launch.num_local_ranks
         return self.rank == min(num_local or 1, self.num_ranks - 1)
 
@@ -82,22 +82,22 @@ class Ranks:
     def gather(self, values: Tensor, *, what: str = "flags") -> Tensor:
         """Return the sum of all ranks' values: each fills in its own and leaves zeros elsewhere.
 
-        A sum of one value and zeros has no rounding, so the number of ranks cannot change a bit.
+        A sum of one value and zeros does not round, so the number of ranks changes no bit.
         """
         if self.num_ranks == 1:
             return values
         travelling = values.cpu().clone()
         with lost_ranks():
             distributed.all_reduce(travelling)
-        # A ring passes every part around twice: to be summed, and to be known to all.
+        # A ring passes every part around twice: once to sum it, once to share the sum.
         self._count(what, 2 * travelling.nbytes * (self.num_ranks - 1) / self.num_ranks)
         return travelling.to(values.device)
 
     def sum_in_order(self, parts: Tensor, *, what: str = "gradients") -> Tensor:
         """Sum rows [parts, N] of all ranks in the order of their numbers; part p of rank r is p * ranks + r.
 
-        The order is that of one process which computes all parts, so the number of ranks cannot change a bit.
-        Every rank sums its share of the columns and tells it to the others: with one part each, the bytes of
+        One process that computes all parts sums in the same order, so the number of ranks changes no bit.
+        Every rank sums its share of the columns and sends it to the others: with one part each, the bytes of
         an all-reduce.
         """
         num_parts, width = parts.shape
@@ -119,7 +119,7 @@ class Ranks:
         return bool(self.gather(torch.tensor(float(flag))) > 0)
 
     def share_weights(self, module: nn.Module) -> None:
-        """Give every rank the first one's weights of a module."""
+        """Copy the first rank's weights of a module to every rank."""
         if self.num_ranks > 1:
             with torch.no_grad(), lost_ranks():
                 for tensor in module.state_dict().values():
@@ -133,7 +133,7 @@ class Ranks:
         return [text] if self.meeting is None else self.meeting.gather(text)
 
     def agree(self, what: str, value: object) -> None:
-        """BadInput unless every rank has the same value."""
+        """Raise BadInput unless every rank has the same value."""
         if self.meeting is not None:
             self.meeting.agree(what, value)
 
@@ -180,7 +180,7 @@ def choose_device(name: str, *, local_rank: int = 0) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available():
         raise BadInput("torch sees no GPU here", hint="omit --device, or use cpu")
-    # srun may show each process one GPU only; where there are fewer GPUs than processes, some share one.
+    # srun may show each process one GPU only; with fewer GPUs than processes, some share one.
     device = torch.device("cuda", local_rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

@@ -1,9 +1,9 @@
 """The settings of a run: a table of keys from a YAML file, from flags, or from the folder of a run.
 
-An engine declares its settings as a frozen dataclass, whose tables may be nested; the rest is here.  A key
-that is not a field is refused with the nearest field's name.  A run writes its settings into its folder, so a
-run folder can stand wherever a settings file can.  A run that resumes may change only what does not change
-its result.
+An engine declares its settings as a frozen dataclass, whose tables may be nested; the rest is here.  An
+unknown key is refused with the name of the nearest field.  A run writes its settings into its folder, so a
+run folder works wherever a settings file does.  A run that resumes may change only settings that do not
+change its result.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ def given_settings(
 ) -> dict[str, Any]:
     """Collect the settings that the user gave, and no defaults.
 
-    `settings` are keys and values, a YAML file, or the folder of a run; `changes` win over them, and a key of
-    them may reach into a table ("phase1.steps").
+    `settings` are keys and values, a YAML file, or the folder of a run; `changes` override them, and a key of
+    `changes` may reach into a table ("phase1.steps").
     """
     given = dict(settings) if isinstance(settings, Mapping) else read(settings)
     for key, value in (changes or {}).items():
@@ -79,7 +79,7 @@ def make_settings(
 
 
 def check_resume(saved: Mapping[str, Any], settings: Any, *, free: Collection[str]) -> None:
-    """BadInput where a setting differs from the saved one; those that are `free` may."""
+    """Raise BadInput where a setting differs from the saved one and is not `free` to change."""
     given = encode(settings)
     for key, after in given.items():
         if key in free or key not in saved:
@@ -104,7 +104,7 @@ def with_setting(given: Mapping[str, Any], key: str, value: Any) -> dict[str, An
 
 
 def check_keys(given: Any, shape: type, *, verb: str, source: str, place: str = "") -> None:
-    """BadInput for the first key, in any table, that is not a field; types are checked when decoding."""
+    """Raise BadInput for the first key, in any table, that is not a field; decoding checks types."""
     if not isinstance(given, Mapping):
         return
     names = [each.name for each in fields(shape)]
@@ -120,7 +120,7 @@ def check_keys(given: Any, shape: type, *, verb: str, source: str, place: str = 
 
 
 def check_names(given: Mapping[str, Any], *, names: Sequence[str], verb: str, source: str) -> None:
-    """BadInput for the first key that is not one of `names`."""
+    """Raise BadInput for the first key that is not one of `names`."""
     for key in given:
         if key not in names:
             raise BadInput(

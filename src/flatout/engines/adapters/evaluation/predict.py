@@ -1,8 +1,7 @@
-"""A text in, a task and its answer out.
+"""Answer a text: choose its task, then run that task's head.
 
-The router reads the frozen features of the text and picks the adapter; that task's head answers.  A question
-needs what it is about: with a context the text is encoded as a pair, and only tasks that take a pair can
-answer it.
+The router reads the frozen features of the text and picks the adapter; that task's head answers.  With a
+context the text is encoded as a pair, and only tasks that take a pair can answer it.
 """
 
 from __future__ import annotations

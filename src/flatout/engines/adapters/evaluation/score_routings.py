@@ -3,7 +3,7 @@
 A routing gives each row weights over the adapters.  Most routings put the whole weight of a row on one
 adapter, and many agree: a router that is right says what the oracle says.  So rows are gathered by the
 adapter that any routing puts them under, and each such pair runs once; only true mixtures (uniform, top-k)
-need a pass of their own.  Of a batch only its predictions stay: the states of a whole split are never held.
+need their own pass.  Only predictions are kept: the states of a whole split are never in memory.
 
     N rows of one task   T adapters, one per task
 """
@@ -35,7 +35,7 @@ from flatout.engines.adapters.tasks.rows import Record
 from flatout.engines.adapters.tasks.task import AdapterTask, Example, Prediction
 from flatout.engines.adapters.training.batches import encode_batch, evaluation_batches
 
-# Someone reads what these answer; of the others, the baselines, a metric is enough.
+# People read the answers of these; for the others, the baselines, a metric is enough.
 READ: tuple[RoutingName, ...] = ("oracle", "routed")
 ALMOST_ONE = 1 - 1e-6
 LONGEST_SHOWN = 600

@@ -4,7 +4,7 @@ task               the contract: rows, tokens and targets, head, loss and scores
 known              tasks by name: of this folder, of installed packages, of a folder of the user's
 rows               where rows come from, and their splits
 metrics            scores of texts, in points
-decoder            the small transformer that tasks which write share
-generation         what those tasks have in common
+decoder            the small transformer that tasks share to write text
+generation         what tasks that write have in common
 kinds              the tasks that come with Flatout, one file each
 """

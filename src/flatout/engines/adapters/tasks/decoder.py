@@ -1,13 +1,13 @@
 """A small transformer that writes text from an encoder's states, shared by every task that writes.
 
-An encoder gives one state per token of the input and cannot write.  This decoder reads what was written so
-far and, by cross-attention, the encoder's states of the input, and names the next token.  Most parameters of
-such a model are its vocabulary; here words are looked up in, and named by, the encoder's own frozen word
-embeddings, so the decoder trains a few layers only.  A task gives its own first vector, which says what is to
-be written, and its own bias over the vocabulary.
+An encoder gives one state per token of the input and cannot write.  This decoder reads the tokens written so
+far and, by cross-attention, the encoder's states of the input, and predicts the next token.  Most parameters
+of such a model are its vocabulary; here the encoder's own frozen word embeddings serve as input and output,
+so the decoder trains a few layers only.  A task adds its own first vector, which says what to write, and its
+own bias over the vocabulary.
 
-In training all places of a text are computed at once.  In `generate` one token is computed at a time, and
-what earlier tokens left behind (keys and values) is kept rather than computed anew.
+In training all places of a text are computed at once.  `generate` computes one token at a time and caches
+keys and values.
 
 Legend: B rows, T target tokens, L input tokens, H width, N heads, D width of a head, V vocabulary.
 """

@@ -1,14 +1,14 @@
 """What tasks that write a text have in common: the shared decoder on the encoder's states.
 
-A target is written in the encoder's own vocabulary and closed by its end token; one that is longer than
-`max_target_length` is cut and not closed, so that nobody learns to stop in the middle.  Logits cost more than
-all the rest and are computed where a token is to be named and nowhere else: a batch lists those places, and
-the list is rounded up so that few shapes occur.
+A target uses the encoder's own vocabulary and ends with its end token; a target longer than
+`max_target_length` is cut and has no end token, so that the model does not learn to stop in the middle.
+Logits cost more than all the rest and are computed only where a token is predicted: a batch lists those
+places, and the list is rounded up so that few shapes occur.
 
-The metric is token accuracy: the share of target tokens that are named rightly when the ones before them are
-given.  Small decoders trained on a few thousand rows write texts whose BLEU or ROUGE is near the floor and
-hangs on their first wrong word; token accuracy counts every one of thousands of decisions, and it takes one
-pass.  The scores of the texts stand beside it.
+The metric is token accuracy: the share of target tokens that are predicted right, given the tokens before
+them.  Small decoders trained on a few thousand rows write texts whose BLEU or ROUGE is near zero and depends
+on their first wrong word; token accuracy counts thousands of decisions in one pass.  The scores of the texts
+are reported beside it.
 
 Legend: B rows, L input tokens, T target tokens, M places with a target, H width, V vocabulary.
 """

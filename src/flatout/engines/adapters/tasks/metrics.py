@@ -1,8 +1,8 @@
 """Scores of predictions against references, in points from 0 to 100.
 
-Each says how like two texts are, and they differ in what they forgive.  Accuracy and macro F1 compare
-labels; macro F1 counts every label alike however rare it is.  Of numbers, Pearson's correlation asks whether
-they lie on a line with the true ones, Spearman's whether they have the same order, and what is explained (R²)
+Each says how similar two texts are, and they differ in what they ignore.  Accuracy and macro F1 compare
+labels; macro F1 gives every label the same weight, however rare it is.  For numbers, Pearson's correlation
+asks whether they lie on a line with the true ones, Spearman's whether they have the same order, and R²
 whether they are the true ones; these three can be below 0.  Exact match and span F1 are SQuAD's: articles,
 case and punctuation do not count, and F1 gives credit for the words that overlap.  ROUGE counts the words
 (1), pairs (2) or the longest common subsequence (L) that two texts share; BLEU the runs of up to four words,

@@ -1,10 +1,9 @@
 """Rows of a task and their splits.
 
 The user's files come first, then real rows that a package carries, then generated ones.
-A file has one JSON object per line.  Every line is read and checked before anything is trained, and a bad one
-is named by file and line.  Which split a row belongs to depends on its input alone, by a hash: it is the same
-on every machine, and an input that is asked twice never lands on both sides.  The test rows choose first and
-the training rows last, so an input that is in several files is tested on and not trained on.
+Every row of a file is read and checked before anything is trained.  A hash of a row's input decides its
+split: it is the same on every machine, and repeated inputs are always in one split.  The test split takes its
+rows first and the training split last, so an input that is in several files is for the test only.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """What a task is: its rows, how they become tokens and targets, its head, its loss and its scores.
 
-A task is one file with one subclass of `AdapterTask`; `known` says where the file may lie.  The encoder, its
-adapters, the batches and the optimizer know nothing of any task: they see a `Block` of token numbers, hand
-the task the encoder's states of exactly its own rows, and get a scalar back.  Rows of another task cannot
-enter a loss because they are never given to it.
+A task is one file with one subclass of `AdapterTask`; `known` says where the file may be.  The encoder, its
+adapters, the batches and the optimizer know nothing of any task: they see a `TokenBlock`, pass the task the
+encoder's states of exactly its own rows, and get a scalar back.  Rows of another task cannot enter a loss,
+because it never gets them.
 
-A step may be recorded as a CUDA graph and played again with other numbers in the same tensors, so `collate`
-gives every tensor a shape that depends on the padded sizes only, and `loss` neither asks the device for a
-number nor picks rows by a condition: what is missing is a target that cross-entropy ignores (-100).
+A step may be recorded as a CUDA graph and replayed with other numbers in the same tensors.  So `collate`
+gives every tensor a shape that depends on the padded sizes only, and `loss` neither reads a number from the
+device nor selects rows by a condition: a missing target is one that cross-entropy ignores (-100).
 
     Record       plain values by field, as a line of JSON holds them
     Example      the same as token numbers and targets, made once before training
@@ -64,8 +64,8 @@ class TaskBatch:
 
     The first dimension of a target is the row, so rows of a batch can be picked on the device.  A loss that
     costs much per target lists them instead: `places` are numbers of real targets in `ids` [rows, length],
-    counted row by row, and `labels` are those targets.  The host knows how long such a list must be without
-    asking the device; what is left of it is `IGNORED`.
+    counted row by row, and `labels` are those targets.  The host knows the length of such a list without
+    asking the device; unused entries are `IGNORED`.
     """
 
     block: TokenBlock
@@ -86,12 +86,12 @@ class Prediction:
     """
 
     text: str | None
-    num_correct: int = 0  # target tokens named rightly when the ones before are given (generation)
+    num_correct: int = 0  # target tokens predicted right, given the ones before (generation)
     num_targets: int = 0
 
 
 class Asked(NamedTuple):
-    """What a task answers with: `records[i]` is the record of the example with index i."""
+    """What a task needs to answer: `records[i]` is the record of the example with index i."""
 
     tokenizer: Any
     records: Sequence[Record]
@@ -101,14 +101,14 @@ class Asked(NamedTuple):
 class AdapterTask(ABC):
     """One task on the encoder's states.
 
-    A task of its own gives the four names below, `generated_row`, `targets_of` (or `encode`), `pad_targets`,
+    A subclass defines the first four names below, `generated_row`, `targets_of` (or `encode`), `pad_targets`,
     `head`, `loss`, `answer` and `text_scores`; everything else has a default.
     """
 
     name: ClassVar[str]
     metric: ClassVar[str]  # the key of `score` that early stopping and comparisons use
-    inputs: ClassVar[tuple[str, ...]]  # fields of a record that are asked
-    answers: ClassVar[tuple[str, ...]]  # fields of a record that are to be found
+    inputs: ClassVar[tuple[str, ...]]  # fields of a record that the model reads
+    answers: ClassVar[tuple[str, ...]]  # fields of a record that the model predicts
     also_named: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # other names that files use for a field
     context: ClassVar[str | None] = None  # the input that `predict` takes beside the text
     needs_decoder: ClassVar[bool] = False
@@ -238,8 +238,8 @@ class AdapterTask(ABC):
     ) -> list[Prediction]:
         """Predict every example of the batch, in its order; `records` are numbered by `indices`.
 
-        `write=False` leaves out texts that `metric` does not need: writing takes a pass for every token,
-        and a run asks often how far it is.
+        `write=False` skips texts that `metric` does not need: writing takes a pass for every token, and a run
+        evaluates often.
         """
         asked = Asked(tokenizer, records, write)
         with at_rest(head, getattr(head, "decoder", head)):

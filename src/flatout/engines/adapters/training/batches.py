@@ -1,14 +1,14 @@
-"""Which rows a step trains on: of every task a block of similar lengths, the same on every run.
+"""Which rows a step trains on: a block of similar lengths of every task, the same on every run.
 
 A task's examples are sorted by length and cut into a few buckets of about as many tokens each.  Within a
 bucket every batch has one shape: as many rows as the budget of tokens holds at the bucket's longest example,
 its target included.  A step takes the same bucket of every task, so the shapes of a whole step are as few as
-the buckets, and a step on a GPU can be recorded once per shape and played back; were each task to choose for
-itself, five tasks with four buckets would make a thousand shapes.
+the buckets, and a step on a GPU can be recorded once per shape and replayed; if each task chose by itself,
+five tasks with four buckets would make a thousand shapes.
 
 A bucket is padded once, when it is made, and lies on the device; a batch is a selection of its rows.  Batch
-number n is a function of the seed and n alone: resuming needs nothing but the number, and ranks deal out the
-batches of one sequence among them.
+number n is a function of the seed and n alone: resuming needs only the number, and ranks share the batches of
+one sequence.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Bucket:
 
 
 class TaskRows:
-    """The examples of one task that are trained on."""
+    """The training examples of one task."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""What every phase does beside training: count steps, report, keep checkpoints, stop.
+"""What every phase does beside training: count steps, report, save checkpoints, stop.
 
-All of it happens at the end of an optimizer step, where weights and optimizer states belong together.  Losses
-stay on the device until a report is due: reading one would wait for the GPU.
+All of it happens at the end of an optimizer step, where weights and optimizer states match.  Losses stay on
+the device until a report is due: reading one would wait for the GPU.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from flatout.ground.errors import BadInput, ChildDied, Interrupted
 from flatout.ground.interrupts import Interrupts
 from flatout.ground.units import round_up
 
-TOTAL = "total"  # the name of what is minimised, where that is more than the mean of the tasks
-ASK_EVERY = 10  # steps between two questions whether another rank was told to stop
+TOTAL = "total"  # the name of the loss that is minimised, where it is more than the mean of the tasks
+ASK_EVERY = 10  # steps between two checks whether another rank was told to stop
 
 TrainingState = Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
 
@@ -123,7 +123,7 @@ class PhaseRun:
         self.on_progress(f"{self.phase}: continuing after step {state.step} of {self.steps}")
 
     def _check_all_judged(self, found: PhaseCheckpoint) -> None:
-        """BadInput where a phase was judged on its first rows: scores on other rows do not compare."""
+        """Raise BadInput where a phase was judged on its first rows: scores on other rows do not compare."""
         rows = getattr(getattr(self.assembly.settings, self.phase), "validate_rows", None)
         for name, splits in self.assembly.splits.items():
             if rows is not None and len(splits.validation) > rows:
@@ -157,7 +157,7 @@ class PhaseRun:
         scores: Mapping[str, dict[str, float]],
         patience: int | None,
     ) -> bool:
-        """Count an evaluation of parts that are judged together; return whether it is their best so far."""
+        """Count an evaluation of adapters judged together; return whether it is their best so far."""
         is_best = False
         for name in names:
             self.progress[name], is_best = self.progress.get(name, BestSoFar()).after(
@@ -166,12 +166,12 @@ class PhaseRun:
         return is_best
 
     def tell(self, note: str) -> None:
-        """Report what happened at once, and in the report at the end of this step."""
+        """Report what happened at once, and again at the end of this step."""
         self.on_progress(note)
         self._notes.append(note)
 
     def tell_at_first(self, notes: Sequence[str]) -> None:
-        """Report what holds for the whole phase; a resumed phase has already done so."""
+        """Report notes on the whole phase; a resumed phase has already done so."""
         if self.found is None:
             for note in notes:
                 self.tell(note)
@@ -193,7 +193,7 @@ class PhaseRun:
         routing: Mapping[str, float | None] | None = None,
         last: bool = False,
     ) -> None:
-        """Report, save a checkpoint and stop, each where it is due."""
+        """Report, save a checkpoint and stop, each if it is due."""
         settings = self.assembly.settings
         self.window.steps += 1
         if self.step % settings.log_every == 0 or validation or routing or self._notes or last:
@@ -204,7 +204,7 @@ class PhaseRun:
 
     @contextlib.contextmanager
     def stepping(self) -> Iterator[None]:
-        """Keep the step before where another process is lost in the block, which computes a step."""
+        """Save the previous step if another process is lost in the block, which computes a step."""
         try:
             yield
         except ChildDied:
@@ -212,7 +212,7 @@ class PhaseRun:
             if ranks.first:
                 self.save(finished=False)
             elif ranks.is_deputy and is_left(settings.folder):
-                # The first may have ended between the update and its report.
+                # The first rank may have ended between the update and its report.
                 with RunLog(settings.folder, KIND, settings=encode(settings)) as self._log:
                     if self._reported is not None:
                         self._log.write_if_missing(self._reported)
@@ -291,7 +291,7 @@ class PhaseRun:
         self.window, self._notes = LossWindow(), []
 
     def _stop_if_asked(self) -> None:
-        # Other ranks are asked seldom: the answer waits for the GPU.
+        # Ask other ranks rarely: the answer waits for the GPU.
         ranks = self.assembly.ranks
         if ranks.num_ranks == 1:
             asked = self._stop.came
@@ -308,7 +308,7 @@ class PhaseRun:
 
 
 def check_share(assembly: AdapterAssembly, accumulate: int, *, phase: str) -> None:
-    """BadInput unless the batches of a step can be shared out evenly among the ranks."""
+    """Raise BadInput unless the ranks can share the batches of a step evenly."""
     num_ranks = assembly.ranks.num_ranks
     if accumulate % num_ranks:
         raise BadInput(

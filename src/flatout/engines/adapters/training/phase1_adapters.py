@@ -1,9 +1,9 @@
 """Phase 1: an adapter and a head per task, all of them in every step.
 
-Every adapter is trained as if it were alone: own learning rate, schedule, clipping and patience.  One that no
-longer improves leaves, and the batch gets shorter by its block; so does one whose loss is no number for long.
-Tasks that write share a decoder, and their weights fit together only if they are of the same step: they are
-judged together, by the mean of their scores, and leave together.
+Every adapter trains as if it were alone: with its own learning rate, schedule, clipping and patience.  An
+adapter that no longer improves leaves, and the batch shrinks by its block; so does one whose loss stays not a
+number.  Tasks that write share a decoder, and their weights match only within one step: they are judged
+together, by the mean of their scores, and leave together.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flatout.engines.adapters.training.phase import PhaseRun, check_share
 from flatout.engines.adapters.training.records import BestSoFar
 from flatout.engines.adapters.training.validation import HeldOutScores, Validation, judge_shared
 
-LOOK_EVERY = 10  # steps between two looks at losses that are not numbers: a look waits for the GPU
+LOOK_EVERY = 10  # steps between two checks for losses that are not numbers: a check waits for the GPU
 LOST_AFTER = 20  # steps in a row without a loss that is a number
 LOST = "its loss is not a number"
 
@@ -203,7 +203,7 @@ def _evaluate(run: PhaseRun, validation: Validation, optimizer: AdapterOptimizer
 
 
 def _let_go(run: PhaseRun, names: tuple[str, ...], optimizer: AdapterOptimizer) -> None:
-    """Let adapters leave that no longer improve, and those whose schedule is at its end."""
+    """Let adapters leave that no longer improve or whose schedule has ended."""
     at_end = run.step == steps_of(run.assembly, names[0])
     for name in names:
         if at_end:
@@ -216,9 +216,9 @@ def _let_go(run: PhaseRun, names: tuple[str, ...], optimizer: AdapterOptimizer) 
 
 
 def _drop_lost(run: PhaseRun, step: FusedStep, optimizer: AdapterOptimizer) -> None:
-    """Let adapters leave whose loss is not a number for long: such a step teaches nothing.
+    """Let adapters leave whose loss stays not a number: such steps teach nothing.
 
-    In a decoder that several tasks share it teaches none of them.
+    In a shared decoder they teach none of the tasks.
     """
     assembly = run.assembly
     calls = LOST_AFTER * (assembly.settings.phase1.accumulate // assembly.ranks.num_ranks)
@@ -232,7 +232,7 @@ def _drop_lost(run: PhaseRun, step: FusedStep, optimizer: AdapterOptimizer) -> N
     for names in decoder_groups(assembly):
         if any(name in lost for name in names):
             for name in set(names) & set(optimizer.active) & run.progress.keys():
-                # Its best score is a mean that counted the task that left.
+                # Its best score is a mean that includes the task that left.
                 run.progress[name] = dataclasses.replace(
                     run.progress[name], best_score=None, evaluations_without_better=0
                 )

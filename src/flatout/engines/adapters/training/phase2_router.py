@@ -1,15 +1,14 @@
 """Phase 2: the router, on features of the frozen encoder.
 
-The features are computed once and kept; an epoch is then a few products on a matrix that lies on the device.
-Rows of all tasks are mixed, and the target of a row is the task it belongs to: no row is ever set against the
-target of a foreign task.  The router is calibrated on held-out rows, and the best epoch is the one whose
-calibrated router is least surprised by them: a network that goes on learning gets too certain before it gets
-worse, and certainty can be corrected.
+Features are computed once and kept; an epoch is then a few products on a matrix on the device.  Rows of all
+tasks are mixed, and the target of a row is its own task.  The router is calibrated on held-out rows, and the
+best epoch is the one whose calibrated router has the least loss on them: a network that keeps learning gets
+too certain before it gets worse, and calibration corrects certainty.
 
-A run is judged by the mean of its tasks' scores, where a task counts the same however few rows it has.  A
-router that is true to the rows as they come settles every doubt in favour of the task with more of them, and
-the smallest pays; so the shares of the tasks are taken out of its logits (see `router`), and held-out rows
-are weighed alike.  `equal: rows` leaves the shares in, for whoever counts rows.
+A run is judged by the mean of its tasks' scores, in which every task counts the same.  A router that learns
+the rows as they come resolves every doubt in favour of the task with more rows; so the tasks' shares are
+removed from its logits (see `router`), and tasks weigh the same among held-out rows.  `equal: rows` keeps the
+shares.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ class RouterOptimizer:
         for name, value in tensors.items():
             _, number, key = name.split(".")
             parameter = self.parameters[int(number)]
-            # The step counter stays on the host, as AdamW itself keeps it there.
+            # AdamW keeps the step counter on the host.
             own = value.clone() if key == "step" else value.to(parameter.device, copy=True)
             self.adamw.state[parameter][key] = own
 

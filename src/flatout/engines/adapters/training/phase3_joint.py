@@ -1,13 +1,13 @@
 """Phase 3: router, adapters and heads together.
 
-The router's weights mix the adapters of every row, so the loss of a task reaches the router: a row that would
-be answered better by another adapter says so.  With hard Gumbel draws the forward is that of one adapter and
-the gradient that of the softmax.
+The router's weights mix the adapters of every row, so the loss of a task reaches the router: it learns where
+another adapter would answer better.  With hard Gumbel draws the forward uses one adapter and the gradient
+that of the softmax.
 
-Batches with rows of one task come first and mixed ones later: their share falls from `single_task_first` to
-`single_task_last` on a straight line.  Adapters and heads learn at a tenth of the router's rate.  The router
+The share of batches with rows of one task falls from `single_task_first` to `single_task_last` on a straight
+line.  Adapters and heads learn at a tenth of the router's rate.  The router
 sees the frozen features of phase 2, so one pass of the encoder is enough.  The weights of phase 2 are judged
-first, and nothing worse replaces them.
+first, and only better ones replace them.
 """
 
 from __future__ import annotations
@@ -160,8 +160,8 @@ class JointStep:
         total, losses = self.losses(batches)
         scaled = self.optimizer.scaled(SHARED, total)
         (scaled / self._phase.accumulate).backward()
-        # All of them, zero where a task had no row: AdamW passes over what has no gradient, and a run
-        # that goes on would pass over what an uninterrupted one has a gradient of zero for.
+        # All gradients, zero where a task had no row: AdamW skips parameters without a gradient, and a
+        # resumed run would skip those for which an uninterrupted one has a gradient of zero.
         gradients = self.optimizer.gradients(names)
         if self._sum is not None:
             self._sum.add(gradients, last=updates)
@@ -264,7 +264,7 @@ def _as_numbers(judged: Mapping[str, HeldOutScores]) -> dict[str, dict[str, floa
 
 
 def _tell_if_in_vain(run: PhaseRun, judged: Mapping[str, HeldOutScores]) -> None:
-    """Report it where no evaluation was better than the first: the weights of phase 2 are then kept."""
+    """Report if no evaluation was better than the first: the weights of phase 2 are then kept."""
     found = run.progress[NAME]
     if found.best_step == 0 and found.best_score is not None:
         run.tell(

@@ -58,9 +58,9 @@ KIND = LogKind(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestSoFar:
-    """How one adapter, or the router, does on held-out rows; `done` is the step at which it was finished.
+    """The best scores of one adapter, or of the router, on held-out rows; `done` is the step it ended at.
 
-    `left_because` says why it left where that was neither its schedule nor its patience.
+    `left_because` gives a reason other than the end of its schedule or patience.
     """
 
     best_score: float | None = None  # higher is better; None before the first evaluation
@@ -73,7 +73,7 @@ class BestSoFar:
     def after(
         self, *, score: float, scores: dict[str, float], step: int, patience: int | None
     ) -> tuple[BestSoFar, bool]:
-        """Count one more evaluation; (what follows, whether its weights are the best so far)."""
+        """Count one more evaluation; return (the new state, whether its weights are the best so far)."""
         if not math.isnan(score) and (self.best_score is None or score > self.best_score):
             return BestSoFar(best_score=score, best_step=step, scores=scores), True
         waited = self.evaluations_without_better + 1
@@ -83,7 +83,7 @@ class BestSoFar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PhaseState:
-    """The small part of a checkpoint."""
+    """The state of a phase in a checkpoint."""
 
     FORMAT: ClassVar[str] = "flatout-adapters-checkpoint"
 
@@ -95,7 +95,7 @@ class PhaseState:
     fingerprint: str  # of the frozen encoder
     threads: int  # CPU threads; another number may round sums in another order
     progress: dict[str, BestSoFar] = field(default_factory=dict)
-    extra: dict[str, Any] = field(default_factory=dict)  # what the optimizers keep beside tensors
+    extra: dict[str, Any] = field(default_factory=dict)  # numbers of the optimizers' state
     elapsed_s: float = 0.0
     format: str = FORMAT
     version: int = VERSION

@@ -1,7 +1,7 @@
 """Scores on held-out rows while the adapters learn.
 
-Batches are made once.  One pass of the encoder gives a batch's loss and its predictions, and only numbers and
-predictions stay: memory is that of one batch however many rows there are.
+Batches are made once.  One pass of the encoder gives a batch's loss and its predictions, and only these are
+kept: memory is that of one batch, however many rows there are.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Code generation: what a function is to do in, its Python out.
+"""Code generation: Python code for a description.
 
-A line is {"docstring": "...", "code": "..."}; lines with "text" in place of "docstring" are read, too.
-Without a file the rows are functions of Python's standard library, which is parsed and never imported: those
-whose docstring opens with a whole sentence and whose code is short enough for a small decoder.  The layout of
-Python is its meaning, and vocabularies for prose drop line ends and indents; so a line end is written as one
-sign and each level of indent as another, which such vocabularies know.
+A line is {"docstring": "...", "code": "..."}; lines with "text" in place of "docstring" work too.  Without a
+file the rows are functions of Python's standard library, which is parsed and never imported: those whose
+docstring begins with a whole sentence and whose code is short enough for a small decoder.  Layout matters in
+Python, and vocabularies for prose drop line ends and indents; so one sign stands for a line end and another
+for a level of indent, which such vocabularies have.
 """
 
 from __future__ import annotations

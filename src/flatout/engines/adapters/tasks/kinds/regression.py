@@ -1,8 +1,7 @@
 """Regression: a number for a text, by the same small network as a classifier's with one output.
 
-A line is {"text": "...", "value": 3.5}.  The head learns values in units of the training rows' deviation from
-their mean, so that a learning rate does not depend on the unit of a file; both numbers are read from the rows
-and kept by the run.
+A line is {"text": "...", "value": 3.5}.  The head learns standardised values, so that a learning rate does
+not depend on the unit of a file; mean and deviation are those of the training rows, and the run keeps them.
 """
 
 from __future__ import annotations

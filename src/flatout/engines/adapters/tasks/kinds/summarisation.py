@@ -1,7 +1,7 @@
-"""Summarisation: a document in, its gist out.
+"""Summarisation: a short text for a long one.
 
-A line is {"document": "...", "summary": "..."}; lines with "source" and "target" as lists of sentences are
-read, too, each target being one of several right summaries.
+A line is {"document": "...", "summary": "..."}; lines with "source" and "target" as lists of sentences work
+too; each target is then one of several right summaries.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Translation: a sentence in one language in, the same in another out.
+"""Translation: a sentence in another language.
 
 A line is {"source": "...", "target": "..."}.  Without a file the rows are English and German messages of two
-free packages: a program that speaks several languages carries its sentences in compiled catalogues (.mo: a
-table of originals and a table of translations).  `gettext` of the standard library reads them too, but keeps
-only the singular of a plural's two originals.
+free packages, from their compiled catalogues (.mo: a table of originals and a table of translations).
+`gettext` of the standard library reads them too, but keeps only the singular of a plural's two originals.
 """
 
 from __future__ import annotations
