@@ -7,7 +7,7 @@ update       from fitness to a step of the weights: directions, fp32 masters, in
 rewards      what a completion is worth, and the processes that compute it
 tasks        prompts, the facts to check completions by, and their rewards
 training     a run of `flatout evolve`: epochs, evaluations, checkpoints, log
-settings     what a run is told
+settings     the settings of a run
 report       the picture and the page of a run
-verify       every optimisation against its plain form
+verify       every optimisation compared with its plain form
 """

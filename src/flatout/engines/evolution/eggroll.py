@@ -7,9 +7,10 @@
         es.tell(score(output).view(64, 8))                  # rewards [members, prompts]
 
 A language model generates instead: `es.generate(prompts, max_new_tokens=...)` returns the completions of
-every member.  Member i runs W + s_i sigma E, where s is 1 for even and -1 for odd members and the two of a
-pair share E; no weight is ever copied or restored.  Noise is a function of (seed, epoch // noise_reuse,
-parameter, pair, element), so an update is rebuilt from the rewards alone, in this process or in another.
+every member.  Member i runs W + s_i sigma E, where s is 1 for even and -1 for odd members, and the two
+members of a pair share E; no weight is ever copied or restored.  Noise is a function of (seed, epoch //
+noise_reuse, parameter, pair, element), so an update is rebuilt from the rewards alone, in this process or in
+another.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Eggroll:
         self._rank = rank
         self.epoch = 0
         self._noise_reuse = noise_reuse
-        self._drawn_sigma = self._sigma = sigma  # what the factors carry, and what members run with
+        self._drawn_sigma = self._sigma = sigma  # the sigma in the factors, and the sigma of the members
         self._lr = lr
         self._shaping: fitness.Shaping = "sign" if arithmetic == "int8" else shaping
         language = kind == "language" or kind == "auto" and is_language_model(model)
@@ -99,7 +100,7 @@ class Eggroll:
             warn_of_frozen(model, self.frozen)  # type: ignore[arg-type]
         self._stacks = stacks_of(self._targets, terms=self.num_variants * rank)
         source = NoiseSource(seed=seed, rank=rank, sigma=sigma, kind=noise)
-        self.masters: Masters | integer.IntegerMasters  # what the updates are summed in
+        self.masters: Masters | integer.IntegerMasters  # the weights that sum the updates
         if arithmetic == "int8":
             self.masters, self._noise = self._in_integers(source, share=lr)
         else:
@@ -117,7 +118,7 @@ class Eggroll:
                 fused=noise == "int8",
             )
         self._previous: tuple[Tensor, int] | None = None  # coefficients and noise epoch of the last update
-        self._generator: tuple[dict[str, Any], Generator] | None = None  # and what it was made for
+        self._generator: tuple[dict[str, Any], Generator] | None = None  # with the arguments it was made for
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -138,7 +139,7 @@ class Eggroll:
 
     @property
     def sigma(self) -> float:
-        """How far members stand from the weights; it may be changed between epochs."""
+        """How far members are from the weights; it may change between epochs."""
         return self._sigma
 
     @sigma.setter
@@ -154,7 +155,7 @@ class Eggroll:
 
     @property
     def lr(self) -> float:
-        """The size of a step; it may be changed between epochs."""
+        """The size of a step; it may change between epochs."""
         return self._lr
 
     @lr.setter
@@ -189,7 +190,7 @@ class Eggroll:
     def formed(self, index: int | None) -> Iterator[None]:
         """Inside the block, form the weights of a member: slow, and the reference for all the rest.
 
-        None leaves them as they are.  Vectors with noise of their own stay without it.
+        None leaves them unchanged.  Vectors with full noise get none.
         """
         saved = {} if index is None else {name: weight.clone() for name, weight in self._targets.items()}
         with torch.no_grad():
@@ -267,14 +268,14 @@ class Eggroll:
         return [done[start : start + len(prompts)] for start in range(0, len(done), len(prompts))]
 
     def release(self) -> None:
-        """Give back the memory of generator and noise; the next call takes it again."""
+        """Free the memory of generator and noise; the next call allocates it again."""
         self._generator = None
         self._noise.release()
 
     def tell(self, rewards: Tensor, *, cosine: bool = True) -> Statistics:
-        """Move the weights by the rewards [members, prompts], or [members], of this epoch; the next begins.
+        """Move the weights by the rewards [members, prompts], or [members], of this epoch; begin the next.
 
-        A reward that is not a number is left out.  `cosine` compares with the update before, whose noise it
+        A reward that is not a number is ignored.  `cosine` compares with the previous update, whose noise it
         draws again.
         """
         rewards = torch.as_tensor(rewards)
@@ -317,7 +318,7 @@ class Eggroll:
         return found
 
     def load(self, tensors: Mapping[str, Tensor], *, epoch: int) -> None:
-        """Go on at `epoch` from what `tensors` returned."""
+        """Continue at `epoch` from what `tensors` returned."""
         self.masters.load(tensors)
         self.epoch = epoch
         self._previous = None
@@ -378,7 +379,7 @@ class Eggroll:
         factors = self._noise.resident(variants=variants, epoch=self.noise_epoch, capacity=capacity)
         made_for = {**wanted, "capacity": capacity}
         if self._generator is None or self._generator[0] != made_for:
-            self._generator = None  # its cache is given back before the next one is made
+            self._generator = None  # free its cache before making the next one
             # Every variant has an even number of rows, next to each other: both halves of a pair.
             tile = 2 if self.antithetic and wanted["slots"] % 2 == 0 else 1
             self._generator = made_for, Generator(self.decoder, factors=factors, tile=tile, **wanted)

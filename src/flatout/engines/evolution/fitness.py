@@ -1,17 +1,17 @@
 """From rewards to fitness: how much each member counts in the update, and with which sign.
 
-Rewards are a matrix of members x prompts, members first.  A prompt that is easy gives every member a high
-reward and says nothing about any of them, so each prompt's mean over the members is taken away before
-anything else: what is left says who did better than the others *on the same prompt*.  Then:
+Rewards are a matrix of members x prompts, members first.  An easy prompt gives every member a high reward and
+says nothing about any of them, so each prompt's mean over the members is subtracted first: the rest says who
+did better than the others *on the same prompt*.  Then:
 
     centred    mean over prompts, divided by one standard deviation of all centred rewards
     z-score    mean over prompts, divided by the standard deviation over members
     ranks      members in order, spread evenly from -0.5 to 0.5: outliers count no more than their place
     sign       +1 and -1 for the better and the worse of an antithetic pair (members 2k and 2k + 1)
 
-All of them sum to zero over the members, ignore what is added to all rewards of a prompt, and are zero, never
-NaN, where the rewards say nothing.  A reward that failed is NaN: it is left out of its prompt's mean, and
-counts nothing for its member, as if it had been average there.  A member without any reward has fitness 0.
+All of them sum to zero over the members, ignore a constant added to all rewards of a prompt, and are zero,
+never NaN, where the rewards say nothing.  A failed reward is NaN: it is left out of its prompt's mean and
+counts as average for its member.  A member without any reward has fitness 0.
 
 Sums are float64, so that members with equal rewards come out equal; the result is float32.
 
@@ -43,8 +43,8 @@ def reward_matrix(
 ) -> Tensor:
     """Arrange scores of rows, in any order, as rewards [members, prompts]; NaN where a row failed.
 
-    Rows say whose they are.  A flat list that is merely reshaped is right for one order of rows only, and in
-    any other it gives members the rewards of each other without any error to see.
+    Each row names its member and prompt.  Reshaping a flat list would be right for one order of rows only;
+    in any other, members would silently get each other's rewards.
     """
     if not len(scores) == len(member_of_row) == len(prompt_of_row):
         raise ValueError(
@@ -65,7 +65,7 @@ def reward_matrix(
 
 
 def refuse_all_failed(rewards_MP: Tensor, *, why: object) -> None:
-    """BadInput where no row has a reward: a run of such epochs would take hours to learn nothing."""
+    """Raise BadInput where no row has a reward: such a run would take hours to learn nothing."""
     if bool(rewards_MP.isnan().all()):
         raise BadInput(
             f"all {rewards_MP.numel()} rewards of the first epoch failed: {why}",
@@ -106,7 +106,7 @@ def _divided(values_M: Tensor, deviation: Tensor) -> Tensor:
 def _centred(rewards_MP: Tensor) -> Tensor:
     centred_MP = centred_rewards(rewards_MP)
     num_valid = (~torch.isnan(rewards_MP)).sum().clamp(min=1)
-    # Over all prompts, not over those a member has a reward for: one lucky row must not outweigh many.
+    # Over all prompts, not only those with a reward: one lucky row must not outweigh many.
     return _divided(centred_MP.mean(dim=1), (centred_MP.square().sum() / num_valid).sqrt())
 
 
@@ -124,7 +124,7 @@ def _ranks(rewards_MP: Tensor) -> Tensor:
     if len(scores) < 2:
         return fitness_M
     ordered, order = scores.sort()
-    # A gap as small as rounding is a tie, and those who tie share the mean of their places.
+    # A gap as small as rounding is a tie, and tied members share the mean of their places.
     is_step = ordered.diff() > _rounding(rewards_MP.nan_to_num(nan=0.0))
     group = torch.cat([is_step.new_zeros(1), is_step]).cumsum(dim=0)
     places = torch.arange(len(scores), dtype=torch.float64, device=scores.device)
@@ -142,7 +142,7 @@ def _sign(rewards_MP: Tensor) -> Tensor:
             f"{len(rewards_MP)} members do not make pairs",
             hint="sign shaping needs an even, antithetic population",
         )
-    # A prompt speaks only where both of the pair have a reward.
+    # A prompt counts only where both members of the pair have a reward.
     difference = (rewards_MP[0::2] - rewards_MP[1::2]).nan_to_num(nan=0.0).mean(dim=1)
     rounding = _rounding(rewards_MP.nan_to_num(nan=0.0))
     better = torch.where(difference.abs() <= rounding, 0.0, difference.sign())

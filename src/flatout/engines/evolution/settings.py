@@ -24,12 +24,12 @@ if TYPE_CHECKING:
     from flatout.multiplex.models.decoder import Decoder
 
 VERB = "evolve"
-# They say where a run happens, how long it lasts and what it tells: the same weights come out at any epoch.
+# Where a run writes, how long it lasts and what it reports: the weights of an epoch come out the same.
 FREE_TO_CHANGE = {
     *("model", "out", "epochs", "device", "checkpoint_every", "keep_checkpoints", "evaluate_every"),
     *("evaluate_prompts", "plain_every", "cosine_every", "reward_workers", "save_model", "samples"),
 }
-# What the algorithm itself is set with; the rest is the run's.
+# The settings of the algorithm itself; the others belong to the run.
 OF_EGGROLL = (
     *("population", "sigma", "lr", "rank", "targets", "antithetic", "noise", "noise_reuse", "optimizer"),
     *("weight_decay", "shaping", "arithmetic", "masters", "seed"),
@@ -116,7 +116,7 @@ class EvolveSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSizes:
-    """How far members stand from the weights, and how far an update goes, with where both come from."""
+    """How far members are from the weights, how far an update goes, and where both come from."""
 
     sigma: Decision[float]
     lr: Decision[float]
@@ -145,14 +145,14 @@ def eggroll_options(settings: EvolveSettings) -> dict[str, Any]:
 
 
 def choose_step_sizes(settings: EvolveSettings, decoder: Decoder) -> StepSizes:
-    """Take the step sizes that the settings say, or those that the weights suggest."""
+    """Take the step sizes of the settings, or derive them from the weights."""
     return StepSizes(sigma=(sigma := _sigma(settings, decoder)), lr=_lr(settings, sigma.value))
 
 
 def scheduled(start: float, *, how: Schedule, end: float, epoch: int, epochs: int) -> float:
     """Return a step size at an epoch, between `start` and the share `end` of it, where it stays.
 
-    It depends on nothing else, so a run that resumes goes on with the sizes of one that never stopped.
+    It depends on nothing else, so a resumed run has the step sizes of one that never stopped.
     """
     if how == "constant":
         return start

@@ -1,13 +1,13 @@
-"""Every optimisation of a run against its plain form, on the run's own model, task and device.
+"""Compare every optimisation of a run with its plain form, on the run's own model, task and device.
 
 What makes a run fast must not change what it computes: members in one batch instead of weights that are
 written and restored, a cache and slots instead of whole forwards, compiled or hand-written steps instead of
-operators, one product per stack instead of a sum over members.  Here each is held beside the slow form.
+operators, one product per stack instead of a sum over members.
 
-A generation is judged token by token: after the same words, how far is the token it chose from the best one
-of transformers' own forward, with the member's weights really formed?  The distance is in standard deviations
-of that position's logits.  A choice between two tokens that are a rounding apart is none of its faults; a
-wrong mask, position, factor or sign is whole deviations away.
+A generation is judged token by token: after the same words, how far is the chosen token from the best one of
+transformers' own forward with the member's weights formed?  The distance is in standard deviations of that
+position's logits.  A choice between two tokens that differ by a rounding is not an error; a wrong mask,
+position, factor or sign is whole deviations away.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ UPDATE_ERROR = 2e-3  # the products of an update are in half precision on a GPU
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """One optimisation beside its plain form: the figure by which they differ, and the most it may be."""
+    """One optimisation and its plain form: the figure by which they differ, and its limit."""
 
     name: str
     against: str
@@ -184,7 +184,7 @@ class _Subject:
         error = 0.0
         for name, expected in direct.items():
             moved = es.masters[name].double().cpu() - before[name]
-            # A master holds the weight too: what it cannot resolve beside it is no error of the update.
+            # A master holds the weight too: what it cannot resolve is not an error of the update.
             rounding = before[name].abs().max() * torch.finfo(torch.float32).eps
             off = ((moved - expected).abs() - rounding).clamp_min(0)
             error = max(error, float(off.norm() / expected.norm().clamp_min(1e-30)))

@@ -1,10 +1,10 @@
-"""The noise of a population: which parameters it touches, and the factors of any variants at any epoch.
+"""The noise of a population: which parameters it changes, and the factors of any variants at any epoch.
 
 Targets are weight matrices and get low-rank factors.  Everything else (`others`) is frozen, or gets a full
-vector of noise per variant.  Noise is a function of a counter, so nothing has to be kept; what a forward runs
-with is *resident* all the same, because it is read at every token and drawn once per epoch.  Resident factors
-live in buffers that are refilled in place: a captured CUDA graph goes on reading the same addresses.  Those
-of matrices of one shape are one tensor (see `weights`).
+vector of noise per variant.  Noise is a function of a counter, so it need not be stored; but a forward reads
+it at every token, so its factors stay *resident* in memory and are drawn once per epoch.  They lie in buffers
+that are refilled in place, so that a captured CUDA graph keeps its addresses.  Factors of matrices of one
+shape are one tensor (see `weights`).
 """
 
 from __future__ import annotations
@@ -107,10 +107,10 @@ class Perturbations:
         """Return the factors of all targets in buffers of `capacity` variants, `variants` first."""
         kept = self._resident
         if kept is None or kept.capacity != capacity:
-            self._resident = None  # given back before others are made
+            self._resident = None  # free it before allocating another
             self._resident = kept = self._buffers(capacity)
         if (kept.variants, kept.epoch) != (variants, epoch):
-            kept.epoch = None  # an interrupt below leaves them torn
+            kept.epoch = None  # an interrupt below leaves them half filled
             if self._table is None:
                 kept.refill(epoch=epoch, pairs=variants)
             else:

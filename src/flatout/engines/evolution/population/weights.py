@@ -1,16 +1,16 @@
-"""Which weights of a model evolve, and which of them are moved together.
+"""Which weights of a model evolve, and which of them move together.
 
 A language model is read as a `Decoder`; its targets are the products of the blocks, with query, key and value
 as one matrix and gate and up as one.  Any other module is taken as it is: its targets are the weights of its
 Linear layers, and its vectors (biases, weights of norms) can have full noise.  Embedding and head of a
 language model are not targets: their noise would be as large as the vocabulary.  Convolutions, embeddings,
-`in_proj` of torch's attention and bare parameters have no noise here.  What gets none is named (`unmoved`),
-never left out in silence.
+`in_proj` of torch's attention and bare parameters get no noise.  `unmoved` lists every parameter without
+noise.
 
-An update does a dozen operations to each matrix of a model.  A GPU takes a few microseconds for those of a
-small matrix and the host ten times as long to ask for them, so a model of two hundred matrices would wait for
-the host.  A layer's matrices have the shapes of every other layer's: their factors lie in one tensor, a
-*stack*, and one batched product and one kernel move them all.
+An update runs a dozen operations on each matrix.  A GPU takes a few microseconds for a small matrix and the
+host ten times as long to launch them, so a model of two hundred matrices would wait for the host.  All layers
+have matrices of the same shapes: their factors lie in one tensor, a *stack*, and one batched product and one
+kernel move them all.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Kind = Literal["auto", "language", "module"]
 Others = Literal["freeze", "full"]
 Names = tuple[str, ...]
 
-# Numbers of a stack's product and of the factors it reads: 256 MiB beside the model on a GPU, and on a CPU
-# what its caches hold.  A matrix that is larger is a stack of its own.
+# Numbers in a stack's product and in the factors it reads: 256 MiB beside the model on a GPU; on a CPU, what
+# its caches hold.  A larger matrix is a stack by itself.
 DEVICE_NUMBERS = 1 << 26
 CPU_NUMBERS = 1 << 18
 
@@ -121,7 +121,7 @@ def summarise(parameters: Mapping[str, int]) -> list[str]:
 
 
 def warn_of_frozen(model: nn.Module, frozen: Mapping[str, int]) -> None:
-    """Say which parameters of a module no noise can reach; its vectors are frozen, or not, by choice."""
+    """Warn of parameters that no noise can reach; vectors are frozen by choice."""
     by_choice = vectors(model)
     if shown := summarise({name: count for name, count in frozen.items() if name not in by_choice}):
         warnings.warn(

@@ -1,7 +1,7 @@
-"""What a user gives as a reward, made into one that the pool can call.
+"""Rewards as users give them, made into rewards that the pool can call.
 
     exact, numeric, bleu, format:PATTERN      by name
-    package.module:function                   a function of the user's, or the function itself
+    package.module:function                   a user's function, or the function itself
     {exact: 1.0, my_rewards:brevity: 0.2}     several with their weights; a list counts each once
 
 A function has one of two forms, told apart by its parameters:
@@ -9,8 +9,8 @@ A function has one of two forms, told apart by its parameters:
     def reward(completion, answer) -> float                     one row at a time; `answer` has every column
     def reward(prompts, completions, **columns) -> list         many rows at once, as TRL's trainers call it
 
-Of many rows a call gets some: rows go to several processes in chunks, so a row is scored by itself and not by
-its neighbours.  A None among the rewards says that a row is not for this reward: it counts nothing in a sum.
+A call gets some of the rows: they go to several processes in chunks, so a row must be scored by itself.  A
+None among the rewards says that the reward does not apply to a row: it adds nothing to a sum.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ OF_ROWS = ("prompts", "completions")
 
 @dataclass(frozen=True, slots=True)
 class NamedReward:
-    """A function of the user's, given as `package.module:function`.
+    """A user's function, given as `package.module:function`.
 
-    It travels to other processes as its name, and each imports it once.
+    It is sent to other processes by its name, and each imports it once.
     """
 
     name: str
@@ -64,7 +64,7 @@ class BatchReward:
     function: Callable[..., Sequence[float | None]]
 
     def check_answer(self, answer: Mapping[str, Any]) -> None:
-        """BadInput where the function asks for a column that a row does not have."""
+        """Raise BadInput where the function takes a column that a row does not have."""
         wanted = [
             name
             for name, parameter in _parameters(self.function).items()

@@ -4,9 +4,9 @@ A reward is any function `reward(completion, answer) -> float`, where `answer` h
 the prompt, and the prompt itself.  Other forms become one (see `given`).  Rewards run in other processes (see
 `pool`), so they are module-level functions or frozen dataclasses that say by value what they check.
 
-A reward that says `cheap = True` promises two things: microseconds per call, and an end for every input.
-It is called where the rows are, with no process between and no time limit.  A pattern given by a user makes
-no such promise (a regular expression can take exponential time), nor does a function of theirs.
+A reward with `cheap = True` promises two things: microseconds per call, and an end for every input.  It is
+called in the run's own process, without a time limit.  A user's pattern makes no such promise (a regular
+expression can take exponential time), nor does a user's function.
 
 A number is read as a person reads it: 1,234.50, -3/4, $18.  A model that reasons writes many numbers before
 its answer, so the *last* one counts, unless the text marks its answer: with "####", as the GSM8K data does,

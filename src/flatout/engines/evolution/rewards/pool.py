@@ -4,10 +4,10 @@ A population gives thousands of completions at once, and while they are scored t
 promise to be cheap are called on the spot: a process costs more than they do.  All others go in chunks to a
 few worker processes that live as long as the pool (see `worker`).
 
-A reward is somebody's code on a model's odd output: it will raise, hang, or take its process down some day.
-That costs the row it happened on: no score, and a `Failure` that says why.  A worker that hangs past the time
-limit, or dies, is replaced, and the rows behind go on.  The time limit is for one call: a reward that scores
-rows together gets that much for every row.
+A reward is a user's code on a model's odd output: it may raise, hang, or end its process.  That costs the row
+it happened on: no score, and a `Failure` that says why.  A worker that hangs past the time limit, or dies, is
+replaced, and the other rows continue.  The time limit is for one call: a reward that scores rows together
+gets that much for every row.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from flatout.ground.errors import BadInput, ChildDied
 
 MOST_ROWS = 256  # of a chunk
 NOT_BEGUN = -1
-CHUNKS_PER_WORKER = 8  # of one list of rows: enough that the slowest chunk does not keep the others waiting
+CHUNKS_PER_WORKER = 8  # of one list of rows: enough that nobody waits for the slowest chunk
 START_LIMIT_S = 120.0  # for a worker to import its reward
-MOST_FALSE_STARTS = 3  # in a row, before the rows left are given up
+MOST_FALSE_STARTS = 3  # in a row, before the remaining rows fail
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +142,7 @@ def _end_all(workers: list[_Worker]) -> None:
 
 
 def _check_travels(reward: Reward) -> None:
-    """BadInput for a reward that cannot go to another process."""
+    """Raise BadInput for a reward that cannot be sent to another process."""
     try:
         ForkingPickler.dumps(reward)
     except (PicklingError, AttributeError, TypeError) as error:
@@ -188,7 +188,7 @@ class RewardPool:
             self._workers.append(_Worker(self.reward))
 
     def score(self, rows: Iterable[Row]) -> RewardScores:
-        """Score every row; what fails is in the result, and only an interrupt or a broken set-up raises."""
+        """Score every row; failures are in the result, and only an interrupt or a broken set-up raises."""
         rows = list(rows)
         if is_cheap(self.reward):
             return RewardScores.of(
@@ -202,7 +202,7 @@ class RewardPool:
                 self.start()
                 self._advance(scoring)
         except BaseException:
-            self.close()  # chunks under way belong to rows that nobody waits for
+            self.close()  # nobody waits for the chunks under way
             raise
         return scoring.scores()
 
@@ -247,14 +247,14 @@ class RewardPool:
                 worker.chunk = None
 
     def _lose(self, worker: _Worker, scoring: _Scoring, *, kind: FailureKind, why: str) -> None:
-        """End a worker: rows with a score keep it, the row under way failed, the others go on."""
+        """End a worker: rows with a score keep it, the row under way fails, the others continue."""
         row = worker.row
         for message in worker.end():
             self._take(worker, scoring, *message)
         self._workers.remove(worker)
         chunk = worker.chunk
         if chunk is None and worker.ready:
-            return  # it had nothing to do, or just ended it
+            return  # it had nothing to do, or has just finished
         if kind == "died" and worker.ready:
             why = f"{why} with code {worker.process.exitcode}"
         if chunk is None or worker.row is None:
@@ -263,7 +263,7 @@ class RewardPool:
             self._false_start(scoring, why=why)
             return
         left = [chunk.rows[worker.num_scored :]]
-        # A row that was begun after the limit of the one before had passed is not to blame.
+        # A row that began after the limit of the previous one had passed is not to blame.
         if not chunk.together and (kind == "died" or worker.row == row):
             blamed = chunk.rows[worker.row]
             scoring.settle(blamed, Failure(index=blamed, kind=kind, message=why))
@@ -283,7 +283,7 @@ class RewardPool:
 
 
 class _Scoring:
-    """One list of rows on its way: what is to be handed out, and what came back."""
+    """The progress of one list of rows: chunks to hand out, and scores that came back."""
 
     def __init__(self, rows: list[Row], *, num_workers: int, together: bool) -> None:
         self.rows = rows
@@ -300,7 +300,7 @@ class _Scoring:
         return len(self._scores) == len(self.rows)
 
     def settle(self, row: int, score: float | Failure) -> None:
-        """Take a row's score, or why it has none."""
+        """Record a row's score, or why it has none."""
         self._scores[row] = dataclasses.replace(score, index=row) if isinstance(score, Failure) else score
         self.num_false_starts = 0
 

@@ -1,8 +1,8 @@
-"""The process that calls a reward: one chunk of rows in, scores out.
+"""The process that calls a reward: it receives chunks of rows and sends scores.
 
-Which row is under way, and since when, lies in memory shared with the pool: when a reward hangs or takes its
-process down, the pool knows which row it was.  Scores go back together, but at least every `SEND_EVERY_S`,
-so that a message costs nothing and a death little: rows whose score was not sent yet are scored again.
+Which row is under way, and since when, is in memory shared with the pool: when a reward hangs or ends its
+process, the pool knows which row it was.  Scores are sent together, but at least every `SEND_EVERY_S`: few
+messages, and few rows to score again after a death.
 
 The process leads its own process group: an interrupt typed at the terminal reaches only the run itself,
 and ending the group also ends whatever the reward started.  It ends with the run, even one that was killed.
@@ -77,7 +77,7 @@ def serve(pipe: Connection, under_way: Any) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)
-    os.dup2(2, 1)  # results of the run own the standard output; what a reward prints is not among them
+    os.dup2(2, 1)  # stdout is for the results of the run, not for what a reward prints
     threading.Thread(target=_end_with_the_run, daemon=True).start()
     try:
         reward = pipe.recv()

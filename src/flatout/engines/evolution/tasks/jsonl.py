@@ -1,8 +1,7 @@
 """Prompts from a file with one JSON object per line.
 
-A file is read once, when its task is made, and every line is checked then: a run must not find the bad line
-in its third hour.  Prompts may be held out from the file itself, or come from a second file; a prompt that
-is in both is left out of training.
+A file is read and checked once, when its task is made.  Held-out prompts come from the same file or from a
+second one; a prompt that is in both is left out of training.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MakePrompt = Callable[[Fields], Prompt]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileTask:
-    """A task with a prompt per line of `path`; held out are those of a second file, or some of the first.
+    """A task with a prompt per line of `path`; held-out prompts are those of a second file, or some of it.
 
     A subclass names the fields that a line has as texts; the first of them goes where the template has {it}.
     """

@@ -3,7 +3,7 @@
 Prompts come in two splits.  Training prompts differ from epoch to epoch; held-out prompts stay the same, so
 that a curve over epochs compares like with like.  A prompt's split is a hash of its key: one in
 `HELD_OUT_ONE_IN` is held out.  So no seed and no epoch ever trains on what is held out, and a prompt that is
-found in two places of a file is on one side of the line.
+found twice in a file is in one split.
 
 A completion reaches the reward as text.  Where a model has no tokenizer, its prompts are token numbers and
 its completion is written as those numbers with spaces between them: `text_of_ids`.

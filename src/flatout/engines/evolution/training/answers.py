@@ -1,9 +1,9 @@
-"""What members answer to the prompts of a task, and what their answers are worth.
+"""The members' answers to the prompts of a task, and the rewards of these answers.
 
 A chunk of members answers all prompts in one call of the generator; every completion gets a reward, and what
 all ranks computed is gathered.  Held-out prompts are answered by the weights themselves, without noise, with
-the training's own reward.  The rate of plain inference is what the share in the log is a share of: the same
-number of rows, prompts of the same task, the same engine without any variant, timed after a warm-up.
+the training's own reward.  The share of plain inference in the log compares with the same number of rows,
+prompts of the same task and the same engine without any variant, timed after a warm-up.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 
 Ids = tuple[int, ...]
 Ran = TypeVar("Ran")
-POSITIONS_STEP = 64  # slots grow by so many positions, so that few lengths of prompts need another generator
+POSITIONS_STEP = 64  # slots grow by so many positions: new prompt lengths seldom need another generator
 
 
 class Answers:
-    """Prompts of `task` in, rewards out, for the members of `es` or for its weights alone.
+    """Answers prompts of `task` and scores them, for the members of `es` or for its weights alone.
 
-    A context manager: the processes that compute rewards end with it.
+    Use it in a `with`: the processes that compute rewards end with the block.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Answers:
         """Measure plain inference on as many rows as a chunk has; all ranks at once, as they train."""
         num_rows = len(self.schedule.chunks[0]) * self._settings.prompts
         ids = self._encoded(self._prompts(epoch=self._es.epoch, count=num_rows))
-        self._es.release()  # its cache must not lie beside the one that is measured
+        self._es.release()  # its cache must not take memory from the measurement
         return self._fitting(
             lambda rows: plain_tokens_per_s(
                 self._decoder,
@@ -199,7 +199,7 @@ class Answers:
             rows = self.schedule.rows.value
             with contextlib.suppress(torch.OutOfMemoryError):
                 return run(rows)
-            # Outside the error's reach: its traceback held the tensors that did not fit.
+            # After the error is gone: its traceback held the tensors that did not fit.
             self._es.release()
             if self._decoder.device.type == "cuda":
                 torch.cuda.empty_cache()

@@ -1,11 +1,11 @@
-"""A model folder in, a model folder out, and between the two prompts and completions as token numbers.
+"""Load a model, encode prompts, decode completions, and save the trained model.
 
 A task's stop texts end a completion.  A row stops early at any token whose own text holds one of them (for
 "\\n" that is every token with a line break in it), and the text is cut at the first stop, however it was
 tokenised.  A task of token numbers needs no tokenizer.
 
-What training changed lies in the decoder's products, which are views of the model's own parameters: the model
-is saved as it is, in the dtype that the run computes in, and weights that are tied are saved once.
+Training changes the decoder's products, which are views of the model's own parameters: the model is saved as
+it is, in the dtype of the run, and tied weights are saved once.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What a run of evolution writes down: a line of log per epoch, and the small part of a checkpoint.
+"""What a run of evolution writes down: a line of log per epoch, and the state in a checkpoint.
 
-An epoch without an evaluation has no held-out reward, not 0.  A run that resumes from a checkpoint does some
-epochs a second time, and the later line counts.  Noise is a function of the seed and the epoch, so a
-checkpoint keeps no generator's state: the masters, the optimizer's state and what is here are all it takes to
-go on bit for bit.
+An epoch without an evaluation has no held-out reward, not 0.  A run that resumes repeats some epochs, and the
+later line counts.  Noise is a function of the seed and the epoch, so a checkpoint keeps no generator's state:
+the masters, the optimizer's state and this state are enough to continue bit for bit.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def read_log(folder: Path) -> list[EpochRecord]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvolutionState:
-    """The small part of a checkpoint."""
+    """The state of a run in a checkpoint."""
 
     epoch: int  # epochs that are complete
     config: dict[str, Any]  # the settings

@@ -71,7 +71,7 @@ Found = Checkpoint[EvolutionState] | None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvolveOutcome(Outcome):
-    """What a run of evolution left."""
+    """The result of a run of evolution."""
 
     epochs: int
     untrained_score: float | None
@@ -93,9 +93,9 @@ def evolve(
 ) -> EvolveOutcome:
     """Evolve a language model on a task; under torchrun, as one of its ranks.
 
-    `settings` are keys and values, a YAML file or the folder of a run; `changes` win over them.
-    The `task` is a name, as on the command line, or a task object.  A process that torchrun started again
-    after a crash resumes, whether it was asked to or not.
+    `settings` are keys and values, a YAML file or the folder of a run; `changes` override them.
+    The `task` is a name, as on the command line, or a task object.  A process that torchrun restarted after a
+    crash resumes, even if it was not asked to.
     """
     given, task = _apart(given_settings(settings, changes, read=read_settings))
     name = Path(str(given.get("task") or "task")).stem
@@ -214,7 +214,7 @@ class Trainer:
             try:
                 self._train()
                 return self._finish()
-            except ChildDied:  # another rank; this one stands at the border of an epoch, worth keeping
+            except ChildDied:  # another rank; this one is between two epochs, worth saving
                 if self._log is not None:
                     self._keep(self._log)
                 elif self.ranks.is_deputy and is_left(self.out):
@@ -233,9 +233,9 @@ class Trainer:
         return RunLog(self.out, KIND, settings=encode(self.settings))
 
     def _keep(self, log: RunLog[EpochRecord]) -> None:
-        """Keep the last whole epoch: its record, where nobody came to write it, then its checkpoint.
+        """Save the last complete epoch: its record, if it is missing, then its checkpoint.
 
-        Ranks part at the update.  Until the first has judged the weights and written the record, the others
+        After the update, until the first rank has judged the weights and written the record, the other ranks
         are an epoch ahead of the log.
         """
         if self._last is not None:
@@ -286,7 +286,7 @@ class Trainer:
         rewards, num_tokens = self.answers.of_members()
         if self._last is None:
             fitness.refuse_all_failed(rewards, why=self.answers.last_failure)
-        with self._interrupts.held():  # the update and its record belong together
+        with self._interrupts.held():  # keep the update and its record together
             statistics = es.tell(rewards, cosine=(es.epoch + 1) % settings.cosine_every == 0)
             wait_for(self.ranks.device)
             epoch_s = time.perf_counter() - began_s
@@ -321,7 +321,7 @@ class Trainer:
         )
 
     def _judge_what_was_not(self) -> None:
-        """Judge the epoch that this run goes on from, where the one before ended first."""
+        """Judge the epoch that this run continues from, if the previous run ended before it could."""
         for record in read_log(self.out):
             if record.epoch == self.es.epoch and record.reward_heldout is None:
                 self._tell(self._judged(record))
@@ -372,7 +372,7 @@ class Trainer:
                 saved = self.out / MODEL
                 models.save_model(self.model, self.answers.tokenizer, saved)
             records = read_log(self.out)
-            if self._last is None and records:  # there was nothing left to do
+            if self._last is None and records:  # nothing was left to do
                 self._score = records[-1].reward_heldout
             reported = write_report(self.out, self.out / REPORT)
             title = f"{self.task.name}, population {self.settings.population}"

@@ -1,4 +1,4 @@
-"""From the fitness of members to a step of the weights.
+"""The direction in which fitness grows, from the fitness of the members.
 
 Member i ran W + s_i sigma E_v, where E_v = expand_v^T shrink_v / sqrt(rank) is the variant v that it shares
 with its antithetic twin.  The estimate of the direction in which fitness grows is
@@ -119,7 +119,7 @@ def blocks(num_variants: int) -> Iterator[range]:
 class UpdateTally:
     """Squares of norms of every stack, from which the statistics of an update follow.
 
-    They are added up at the end: each addition would be an operation of the device that the host asks for.
+    They are summed at the end: each addition on the device would cost the host a launch.
     """
 
     steps: list[Tensor] = field(default_factory=list)  # [3]: of the direction, the move, the moved masters

@@ -107,7 +107,7 @@ def threshold_of(share: float, *, num_variants: int, rank: int) -> int:
 
 
 class IntegerMasters:
-    """Int8 weights by name, kept in `stacks`; quantising the model's weights is the first thing it does."""
+    """Int8 weights by name, kept in `stacks`; making them quantises the model's weights."""
 
     def __init__(self, weights: Mapping[str, Tensor], *, stacks: Sequence[Names], threshold: int) -> None:
         self.threshold = threshold
@@ -158,7 +158,7 @@ class IntegerMasters:
         return {**{f"integers/{name}": value for name, value in self._integers.items()}, **steps}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what `tensors` returned in another process."""
+        """Continue from what `tensors` returned in another process."""
         for name, integers in self._integers.items():
             saved = tensors.get(f"integers/{name}")
             if saved is None or saved.shape != integers.shape:

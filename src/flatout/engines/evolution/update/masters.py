@@ -1,9 +1,8 @@
-"""The fp32 copy of the weights that learning happens on, and its optimizer.
+"""The fp32 copy of the weights that learns, and its optimizer.
 
-One step of evolution moves a weight by far less than bfloat16 can resolve next to the weight itself: added to
-a bf16 weight it is rounded away, step after step, and nothing is learned.  So the sum is kept in fp32 (the
-*master*), and the model receives its rounding after each step.  A weight that is fp32 already is its own
-master: no copy.
+One step of evolution moves a weight by far less than bfloat16 can resolve: added to a bf16 weight it rounds
+away, step after step, and nothing is learned.  So the sum is kept in fp32 (the *master*), and the model gets
+its rounding after each step.  A weight that is fp32 already is its own master: no copy.
 
 The optimizer is torch's own, one instance per stack of matrices, so that an update can be streamed: the
 gradients of one stack exist at a time.
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
 
 OptimizerName = Literal["sgd", "adamw"]
 MastersPlace = Literal["auto", "device", "cpu"]
-# Of the device memory that is free: the cache and the factors of a population need the rest.
+# Of the free device memory: the cache and the factors of a population need the rest.
 LARGEST_SHARE = 0.25
 MOMENTS = {"sgd": 0, "adamw": 2}
 
@@ -64,7 +63,7 @@ class Masters:
             names: _optimizer(self._masters_of(names), kind=optimizer, lr=lr, weight_decay=weight_decay)
             for names in stacks
         }
-        # Without decay SGD is one addition: the optimizer's own bookkeeping would cost more than it.
+        # Without decay SGD is one addition: the optimizer's bookkeeping would cost more.
         self._only_added = lr if optimizer == "sgd" and weight_decay == 0 else None
         self._divisor, self._fused = divisor, fused
         self._addresses: dict[Names, Tensor | None] = {}
@@ -73,7 +72,7 @@ class Masters:
         return self._masters[name].detach()
 
     def set_lr(self, lr: float) -> None:
-        """Take steps of another size from now on."""
+        """Change the step size."""
         if self._only_added is not None:
             self._only_added = lr
         for optimizer in self._optimizers.values():
@@ -148,13 +147,13 @@ class Masters:
         for names, optimizer in self._optimizers.items():
             for name in names:
                 for key, value in optimizer.state[self._masters[name]].items():
-                    if value is not None:  # SGD without momentum names a buffer that it does not have
+                    if value is not None:  # SGD without momentum lists an empty buffer
                         found[f"optimizer/{key}/{name}"] = torch.as_tensor(value)
         return found
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Go on from what `tensors` returned in another process."""
+        """Continue from what `tensors` returned in another process."""
         for name, master in self._masters.items():
             saved = tensors.get(f"master/{name}")
             if saved is None or saved.shape != master.shape:
