@@ -7,7 +7,6 @@ running is checked first: a mistyped file name must not cost a measurement of a 
 from __future__ import annotations
 
 import math
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ import typer
 
 from flatout.cli import flags
 from flatout.cli.flags import flag, switch
-from flatout.cli.output import FINDINGS, plain_console, print_document, print_json, say
+from flatout.cli.output import FINDINGS, plain_console, print_document, print_json, say, say_written
 from flatout.ground.errors import BadInput
 from flatout.ground.torchrun import read_launch
 
@@ -61,7 +60,7 @@ def diagnose(
     far are kept). If the script itself fails after its first steps, flatout exits with its code.
     """
     _check_options(command, evidence=evidence, save=save, keep_running=keep_running, seconds=seconds)
-    _check_writable(html)
+    flags.check_html(html)
     import flatout.api as api
 
     launch = read_launch()
@@ -112,23 +111,13 @@ def _check_options(
         raise BadInput(f"--seconds {seconds:g} is not a positive number", hint="give a time such as 60")
 
 
-def _check_writable(html: Path | None) -> None:
-    if html is None:
-        return
-    if html.is_dir():
-        raise BadInput(f"--html {html} is a folder", hint=f"name a file in it: {html / 'report.html'}")
-    folder = next((parent for parent in html.absolute().parents if parent.exists()), None)
-    if folder is None or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise BadInput(f"--html {html} cannot be written", hint="choose a writable folder")
-
-
 def _answer(diagnosis: Diagnosis, *, html: Path | None, json_output: bool, ran: bool) -> None:
     """Write the page first, so that a reader who leaves stdout early does not lose it."""
     if html is not None:
         from flatout.api import write_diagnosis
 
         write_diagnosis(diagnosis, html)
-        say(f"the report is in {html}")
+        say_written(html)
     if json_output:
         print_json(diagnosis.to_json())
         if ran and diagnosis.evidence_path is not None:

@@ -9,6 +9,7 @@ carries the name of the setting that it sets, so that `given` can collect what t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
@@ -73,6 +74,17 @@ def given(ctx: typer.Context, *, apart: Iterable[str] = ()) -> dict[str, Any]:
         if name not in never and value is not None and value != ():  # repeatable, not given
             said[name] = list(value) if isinstance(value, tuple) else value
     return said | pairs(ctx.params.get("settings"), flag="--set")
+
+
+def check_html(html: Path | None) -> None:
+    """Raise BadInput if the page of --html cannot be written: asked before work that takes a while."""
+    if html is None:
+        return
+    if html.is_dir():
+        raise BadInput(f"--html {html} is a folder", hint=f"name a file in it: {html / 'report.html'}")
+    folder = next((parent for parent in html.absolute().parents if parent.exists()), None)
+    if folder is None or not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise BadInput(f"--html {html} cannot be written", hint="choose a writable folder")
 
 
 def pairs(texts: Iterable[str] | None, *, flag: str) -> dict[str, Any]:

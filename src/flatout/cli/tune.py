@@ -13,7 +13,7 @@ import typer
 
 from flatout.cli import flags
 from flatout.cli.flags import flag, switch
-from flatout.cli.output import FINDINGS, plain_console, plain_table, print_document, say
+from flatout.cli.output import FINDINGS, plain_console, plain_table, print_document, say, say_written
 from flatout.cli.render.progress import live_line
 from flatout.ground.errors import BadInput
 from flatout.ground.units import UNKNOWN, show_interval, show_ratio, show_share
@@ -98,6 +98,7 @@ def tune(
     if not command and apply:
         _say_files("wrote", api.apply_patches(out))
         return
+    flags.check_html(html)
     try:
         with live_line() as (update, _):
             done = api.tune_script(
@@ -119,7 +120,7 @@ def tune(
         api.save_tuning(done, out)
     if html is not None:
         api.write_tuning(done, html)
-        say(f"the report is in {html}")
+        say_written(html)
     if json_output:
         print_document("flatout-tuning", done)
     else:

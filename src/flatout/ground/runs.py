@@ -45,7 +45,6 @@ CRASH = "crash"  # crash.last begins with a line that names it
 UNHEARD = "a signal that was not heard; SIGKILL, which the kernel sends when memory runs out, never is"
 LONGEST_NAME = 40
 LONGEST_END = 300
-INTERRUPTED = 130
 LARGEST_RUN_FILE = 4 * 2**20  # a command line has at most 2 MiB
 HIGHEST_PID = 2**31 - 1
 LATEST_S = 32_503_680_000.0  # the year 3000
@@ -268,7 +267,7 @@ def end_of(error: BaseException | None) -> tuple[str, int]:
             return "finished", 0
         return (f"exit code {error.code}", error.code) if isinstance(error.code, int) else (_line(error), 1)
     if isinstance(error, KeyboardInterrupt | Interrupted):
-        return "interrupted", INTERRUPTED
+        return "interrupted", Interrupted.exit_code
     if error is None:
         return "finished", 0
     return f"{type(error).__name__}: {_line(error)}".rstrip(": "), 1

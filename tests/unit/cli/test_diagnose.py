@@ -65,7 +65,7 @@ def test_the_page_is_written_whole_and_named(saved: Path, tmp_path: Path) -> Non
     answer = diagnose("--evidence", saved, "--html", page)
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert [path.name for path in page.parent.iterdir()] == ["report.html"]
-    assert f"flatout: the report is in {page}\n" in answer.stderr
+    assert f"flatout: wrote {page}\n" in answer.stderr
 
 
 @pytest.mark.parametrize(

@@ -116,3 +116,12 @@ def test_the_workflow_of_the_docs_is_one_and_calls_flatout_as_it_is() -> None:
     with command.make_context("check", given[1:]) as context:
         assert context.params["base"] == "origin/$GITHUB_BASE_REF" and context.params["json_output"]
         assert context.params["command"] == ["train.py", "--epochs", "1"]
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_first_trial(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flatout.api.tune_script", lambda *_, **__: pytest.fail("it began"))
+    (tmp_path / "train.py").write_text("")
+    ran = CliRunner().invoke(application(), ["tune", "--html", str(tmp_path), str(tmp_path / "train.py")])
+    assert ran.exit_code == 2 and "is a folder; name a file in it" in ran.stderr
