@@ -43,11 +43,13 @@ SHORT: dict[str, str] = {
     "attribution": "lines",
     "count": "count",
 }
+WIDEST = 2.5  # times the full step, on the axis of arms
 
 
 def whiskers(found: Sequence[ArmReading]) -> RowChart:
     """Draw each counterfactual's step as a fraction of the full one: a dot on its 95 % interval."""
-    end = max(1.1, *(reading.fraction_high * 1.05 for reading in found))
+    # an arm that is far slower ends at the border, or the ticks of the others would overlap
+    end = min(WIDEST, max(1.1, *(reading.fraction_high * 1.05 for reading in found)))
     ticks = ((0.0, "0"), (0.5, "half the time"), (1.0, "no change"))
     chart = RowChart(across=Scale(low=0.0, high=end, ticks=ticks), height=40)
     rows = []
@@ -56,8 +58,8 @@ def whiskers(found: Sequence[ArmReading]) -> RowChart:
             chart.track(),
             chart.rule(0.5, "line", dashed=True),
             chart.rule(1.0),
-            *chart.interval(reading.fraction_low, reading.fraction_high, "accent"),
-            chart.dot(reading.fraction, "accent"),
+            *chart.interval(min(end, reading.fraction_low), min(end, reading.fraction_high), "accent"),
+            chart.dot(min(end, reading.fraction), "accent"),
         )
         spoken = f"{reading.fraction:.2f}, between {reading.fraction_low:.2f} and {reading.fraction_high:.2f}"
         label = f"{reading.label}: the step takes {spoken} of the full one"

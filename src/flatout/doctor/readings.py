@@ -198,9 +198,10 @@ def _bound(evidence: Evidence) -> str:
     cached = evidence.counterfactual("cached")
     wait = phase_shares(evidence).get("wait", 0.0)
     if cached is not None and cached.speedup_low > 1 and 2 * wait >= 1 - 1 / cached.speedup >= 1 / 3:
+        without_s = max(step_s / cached.speedup, step_s * (1 - wait))  # no more than the wait that was seen
         return (
-            f"The loader limits the step: {show_seconds(cached.baseline_step_s)} as it is, "
-            f"{show_seconds(cached.step_s)} on cached batches."
+            f"The loader limits the step: {show_seconds(step_s)} as it is, "
+            f"{show_seconds(without_s)} on cached batches."
         )
     busy = evidence.kernels.busy_share if evidence.kernels else None
     if busy is not None and busy >= 0.8:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 
 import hypothesis.strategies as st
 import pytest
@@ -31,6 +32,14 @@ def test_a_dot_lies_inside_its_whisker_and_the_rules_stand_at_half_and_one() -> 
         )
         assert half.at[0][0] == pytest.approx(scale / 2)
         assert line.at[1][0] <= 1 and row.note == reading.words
+
+
+def test_an_arm_that_is_far_slower_ends_at_the_border_and_leaves_the_ticks_apart() -> None:
+    slow = replace(readings(builders.evidence())[0], fraction=5.0, fraction_low=2.0, fraction_high=14.0)
+    (row,) = whiskers([slow]).rows
+    _track, half, same, line, _low, _high, dot = row.marks
+    assert same.at[0][0] - half.at[0][0] == pytest.approx(0.2)
+    assert (line.at[0][0], line.at[1][0], dot.at[0][0]) == pytest.approx((0.8, 1.0, 1.0))
 
 
 # The timeline

@@ -184,7 +184,11 @@ def spread_out() -> Evidence:
         (builders.bare_evidence(), "No step was measured."),
         (
             builders.evidence(counterfactuals=(cached(2.0, 1.9, 2.1),), steps=waiting(0.5)),
-            "The loader limits the step: 8.60 s as it is, 4.30 s on cached batches.",
+            "The loader limits the step: 8.62 s as it is, 4.31 s on cached batches.",
+        ),
+        (
+            builders.evidence(counterfactuals=(cached(2.0, 1.9, 2.1),), steps=waiting(0.4)),
+            "The loader limits the step: 8.62 s as it is, 5.17 s on cached batches.",
         ),
         (busy(0.95), "The GPU limits the step: it is busy for 95 % of it."),
         (busy(0.118), "The host limits the step: the GPU is busy for 12 % of it and waits for the rest."),
