@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from flatout.measure.arms.arm import ONE_BATCH
 from flatout.measure.clock import WAIT
 from flatout.measure.evidence import INSTRUMENTS, Episode, EpisodeKind, Place, Stacks
 from flatout.measure.lines.lookout import Look
@@ -33,6 +34,7 @@ COUNTED = (
     "half",
     "stacks",
 )  # arms in which a job still does everything outside the step
+SERVED = ("cached", "half", ONE_BATCH)  # arms whose loaders give kept batches
 WARM_UP = "warmup"
 MAY_COME_AGAIN = ("evaluation", "rollout", "checkpoint")  # kinds that count in the warm-up
 FEWEST = 4  # steps of an arm, to know what is usual
@@ -59,7 +61,18 @@ class LongStep:
     took_s: float
     excess_s: float  # over a usual step
     more_calls: bool  # models are called more often than in a usual step
+    more_batches: bool  # more are loaded than in a usual step
     looks: list[Look] = field(default_factory=list)
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether the step did everything outside the usual one as the job does it."""
+        return self.row.arm in (*COUNTED, WARM_UP) and not self.is_served
+
+    @property
+    def is_served(self) -> bool:
+        """Return whether an evaluation got batches that were kept, without loading any."""
+        return self.row.arm in SERVED and self.more_batches
 
     def distance(self, other: LongStep) -> float:
         """Return how unlike two long steps are: by their excess, and by what else is known of them."""
@@ -147,13 +160,15 @@ def find_episodes(
         for step in long:
             step.looks = lined_up.within(step.row)
         # without usual steps no line is unusual
-        tallies = _tally(long, typical) if usual or stacks is not None else {}
-        episodes = [
-            (_episode(cause, tally, num_steps, steps_per_epoch, has_loader=has_loader), tally)
-            for cause, tally in tallies.items()
-            if tally.steps
-        ]
-        found = [each for each, tally in episodes if not tally.in_warm_up or each.kind in MAY_COME_AGAIN]
+        known = bool(usual or stacks is not None)
+        whole = _tally(long, typical, lambda step: step.is_whole) if known else {}
+        # epochs may all have ended in arms, which tell less exactly what an evaluation takes
+        in_arms = _tally(long, typical, lambda step: not step.is_served) if known else {}
+        for cause, of_arms in in_arms.items():
+            tally, among = (whole[cause], num_steps) if whole[cause].steps else (of_arms, len(timed))
+            if tally.steps:
+                episode = _episode(cause, tally, among, steps_per_epoch, has_loader=has_loader)
+                found += [episode] if not tally.in_warm_up or episode.kind in MAY_COME_AGAIN else []
     found.sort(key=lambda episode: -(episode.per_step_s or 0.0))
     set_up = _set_up(rows, looks, started_at_s)
     return (*found[:MOST_EPISODES], *([set_up] if set_up is not None else []))
@@ -182,11 +197,18 @@ def _long_steps(rows: Sequence[StepRow], seconds: Mapping[int, float]) -> Iterat
         usual_s = median(map(took_s, alike))
         usual_work_s = median(map(work_s, alike))
         usual_calls = median(row.num_forwards for row in alike)
+        usual_batches = median(row.num_batches for row in alike)
         for row in of_arm:
             begins = row.epoch_start and not (starts_count or warms_up)
             begins = begins and took_s(row) > LEAST_EPOCH_START * usual_s
             if begins or work_s(row) > OUTLIER_FACTOR * usual_work_s > 0:
-                yield LongStep(row, took_s(row), took_s(row) - usual_s, row.num_forwards > usual_calls)
+                yield LongStep(
+                    row,
+                    took_s(row),
+                    took_s(row) - usual_s,
+                    row.num_forwards > usual_calls,
+                    row.num_batches > usual_batches,
+                )
 
 
 class _LinedUp:
@@ -241,8 +263,10 @@ class _Typical:
         return next(headers, None)
 
 
-def _tally(long: list[LongStep], typical: _Typical) -> dict[Cause, CauseTally]:
-    """Divide the excess of each long step by what its samples found.
+def _tally(
+    long: list[LongStep], typical: _Typical, is_counted: Callable[[LongStep], bool]
+) -> dict[Cause, CauseTally]:
+    """Divide the excess of each long step that counts by what its samples found.
 
     A step too short for a sample is divided like all samples in similar steps together: a single sample may
     have hit the typical part of its step, and says little about another.  A late sample in a typical line
@@ -273,7 +297,7 @@ def _tally(long: list[LongStep], typical: _Typical) -> dict[Cause, CauseTally]:
         fits = min(1.0, step.excess_s / held) if held > 0 else 0.0
         main = max(parts, key=parts.__getitem__, default=None)
         for cause, part in parts.items():
-            tally, counts = tallies[cause], step.row.arm in (*COUNTED, WARM_UP)
+            tally, counts = tallies[cause], is_counted(step)
             tally.seconds += part * step.took_s * fits if counts else 0.0
             if own is None and cause != main:
                 continue  # one of several that it may hold, and not the likeliest

@@ -119,6 +119,23 @@ def test_steps_that_hold_an_episode_are_marked_in_every_arm() -> None:
     assert [row.apart for row in run.rows] == [row.num_forwards > 1 for row in run.rows]
 
 
+def test_an_evaluation_on_kept_batches_is_not_what_it_takes() -> None:
+    """One epoch ended in an arm that serves batches, another in one that does not."""
+    run = Run()
+    for arm, took_s in (("cached", 0.05), ("workers=1", 0.4)):
+        run.steps(9)
+        for row in run.rows[-9:]:
+            row.arm = arm
+        epoch = {"arm": arm, "begins_epoch": True, "num_batches": 50, "num_forwards": 9}
+        start_s, _ = run.step(took_s + STEP_S, **epoch)
+        for number in range(4):
+            run.look(MAIN, CALLS, INSIDE, at_s=start_s + 1e-3 + took_s / 4 * number)
+    run.steps(5)
+    (found,) = run.episodes(steps_per_epoch=100.0)
+    assert (found.kind, found.times, found.num_steps) == ("evaluation", 1, 25)
+    assert found.per_step_s == pytest.approx(0.4 / 100)
+
+
 @pytest.mark.parametrize(("function", "num"), [("evaluate", 1), ("make_cache", 0)])
 def test_an_evaluation_in_the_first_step_is_found_and_what_is_paid_once_is_not(
     function: str, num: int
