@@ -44,6 +44,11 @@ def show_bytes(num_bytes: float | None) -> str:
     return f"{_three_digits(value)} TiB"
 
 
+def show_byte_rate(bytes_per_s: float | None) -> str:
+    """Show bytes per second: 21.0 MiB/s."""
+    return UNKNOWN if bytes_per_s is None else f"{show_bytes(bytes_per_s)}/s"
+
+
 def read_bytes(text: str) -> int | None:
     """Read "512MB", "1.5 GiB" or "4096"; None if it is not a size.  GB is a thousand MB, GiB 1024 MiB."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(?:([KMGT]?)(i?)B)?\s*", text, flags=re.IGNORECASE)

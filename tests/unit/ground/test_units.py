@@ -13,6 +13,7 @@ from flatout.ground.units import (
     read_bytes,
     round_up,
     show,
+    show_byte_rate,
     show_bytes,
     show_joules,
     show_ratio,
@@ -28,7 +29,8 @@ BYTES = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 @pytest.mark.parametrize(
-    "shows", [show_bytes, show_joules, show_ratio, show_rough, show_seconds, show_share, show_time]
+    "shows",
+    [show_byte_rate, show_bytes, show_joules, show_ratio, show_rough, show_seconds, show_share, show_time],
 )
 def test_unknown_is_never_a_number(shows: Callable[[float | None], str]) -> None:
     assert shows(None) == UNKNOWN == "n/a"
@@ -149,3 +151,7 @@ def test_a_number_is_rounded_up_to_the_next_multiple(value: int, multiple: int) 
 def test_a_long_list_is_cut() -> None:
     assert show_some(["a", "b"], most=2) == "a, b"
     assert show_some(iter(range(4)), most=2) == "0, 1, ..."
+
+
+def test_a_rate_of_bytes_has_their_unit() -> None:
+    assert show_byte_rate(3 * 2**20) == "3.00 MiB/s"

@@ -63,9 +63,8 @@ def forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
     x, weight, _bias, stride, padding, dilation, transposed, _output_padding, groups = args
     out = _output_elements(x, weight, stride, padding, dilation, transposed)
     if _is_channels_last(x):
-        return _groups(
-            _turned_weight(x, weight, groups) + _padded_input(x, weight) + _padded_result(x, weight, out)
-        )
+        blocks = _turned_weight(x, weight, groups) + _padded_input(x, weight) + _padded_result(x, weight, out)
+        return (blocks,) if blocks else ()
     if _is_depthwise(x, groups) or _is_read_directly(x, weight, stride):
         return ()
     if _is_product(weight, stride):
@@ -231,10 +230,6 @@ def _padded_result(x: Tensor, weight: Tensor, num_output: int) -> tuple[int, ...
         return ()
     rows = num_output // channels + weight.numel() // channels
     return (rows * round_up(channels, 8) * x.dtype.itemsize + HEAD_BYTES,)
-
-
-def _groups(blocks: Group) -> tuple[Group, ...]:
-    return (blocks,) if blocks else ()
 
 
 def _is_depthwise(x: Tensor, groups: int) -> bool:

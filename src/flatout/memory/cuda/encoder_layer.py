@@ -45,7 +45,8 @@ def install(
             rows = _fused(query, num_head, qkv_weight, qkv_bias)
         else:
             rows, scores = _plain(query, num_head, qkv_weight)
-            weights = _shown(scores, averaged=average_attn_weights) if need_weights else weights
+            if need_weights:
+                weights = scores.mean(1) if average_attn_weights else scores
         return F.linear(rows, proj_weight, proj_bias), weights
 
     def layer(src: Tensor, embed_dim: int, num_heads: int, *rest: Any) -> Tensor:
@@ -88,7 +89,3 @@ def _plain(query: Tensor, num_heads: int, weight: Tensor) -> tuple[Tensor, Tenso
     del scores
     rows = torch.bmm(shares, apart[2]).view(batch, num_heads, length, -1)
     return rows.transpose(1, 2).reshape(batch, length, width), shares.view(batch, num_heads, length, length)
-
-
-def _shown(shares: Tensor, *, averaged: bool) -> Tensor:
-    return shares.mean(1) if averaged else shares

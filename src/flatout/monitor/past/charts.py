@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
-from flatout.ground.units import show_bytes, show_joules, show_share, show_time
+from flatout.ground.units import show_byte_rate, show_bytes, show_joules, show_share, show_time
 from flatout.measure import PHASES
 from flatout.monitor.past.recorded import Recorded
 from flatout.monitor.past.summary import gpu_figure, job_figure, job_gpu
@@ -36,14 +36,6 @@ Value = Callable[[Sample], float | None]
 
 def _plain(value: float) -> str:
     return f"{value:.3g}" if math.isfinite(value) else str(value)
-
-
-def _watts(watts: float) -> str:
-    return f"{watts:.0f} W"
-
-
-def _rate(bytes_per_s: float) -> str:
-    return f"{show_bytes(bytes_per_s)}/s"
 
 
 def bound_colour(bound: str | None) -> str:
@@ -88,13 +80,15 @@ CHARTS = (
     TimeChart("Speed and loss", "Steps per second", {"it/s": job_figure("steps_per_s")}),
     TimeChart("Speed and loss", "Loss", {"loss": job_figure("loss")}, from_zero=False),
     TimeChart("The GPU", "How busy", _BUSY, show=show_share, top=1.0),
-    TimeChart("The GPU", "Power", {"power": gpu_figure("power_w")}, show=_watts, limit=_POWER_LIMIT),
+    TimeChart(
+        "The GPU", "Power", {"power": gpu_figure("power_w")}, show="{:.0f} W".format, limit=_POWER_LIMIT
+    ),
     TimeChart("Memory", "GPU", _GPU_MEMORY, show=show_bytes, is_binary=True, limit=_CAPACITY),
     TimeChart("Memory", "Host", _HOST_MEMORY, show=show_bytes, is_binary=True),
     TimeChart("Energy", "Per step", {"per step": job_figure("energy_per_step_j")}, show=show_joules),
     TimeChart("Energy", "Per sample", {"per sample": job_figure("energy_per_sample_j")}, show=show_joules),
     TimeChart("The host", "Processors", {"CPU": _host("cpu_share")}, show=show_share, top=1.0),
-    TimeChart("The host", "Disks", _DISKS, show=_rate, is_binary=True),
+    TimeChart("The host", "Disks", _DISKS, show=show_byte_rate, is_binary=True),
 )
 
 

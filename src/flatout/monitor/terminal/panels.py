@@ -14,7 +14,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from flatout.ground.units import UNKNOWN, show, show_bytes, show_seconds, show_share
+from flatout.ground.units import UNKNOWN, show, show_byte_rate, show_bytes, show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample
 from flatout.monitor.terminal.view import ON_GPU, View, sorted_processes
@@ -81,10 +81,6 @@ def _power(gpu: GpuSample) -> str:
     return show(gpu.power_w, f"{{:.0f}}{limit} W")
 
 
-def _rate(bytes_per_s: float | None) -> str:
-    return UNKNOWN if bytes_per_s is None else f"{show_bytes(bytes_per_s)}/s"
-
-
 GpuColumn = tuple[str, int, Callable[[GpuSample], str]]
 GPU_COLUMNS: tuple[GpuColumn, ...] = (  # (head, columns from which there is room, figure)
     ("util", 0, lambda gpu: show_share(gpu.utilisation_share)),
@@ -94,8 +90,8 @@ GPU_COLUMNS: tuple[GpuColumn, ...] = (  # (head, columns from which there is roo
     ("temp", 66, lambda gpu: show(gpu.temperature_c, "{:.0f} °C")),
     ("clock", 96, lambda gpu: show(gpu.sm_clock_hz and gpu.sm_clock_hz / 1e6, "{:.0f} MHz")),
     ("tensor", 104, lambda gpu: show_share(gpu.tensor_active_share)),
-    ("from host", 118, lambda gpu: _rate(gpu.pcie_received_bytes_per_s)),
-    ("to host", 118, lambda gpu: _rate(gpu.pcie_sent_bytes_per_s)),
+    ("from host", 118, lambda gpu: show_byte_rate(gpu.pcie_received_bytes_per_s)),
+    ("to host", 118, lambda gpu: show_byte_rate(gpu.pcie_sent_bytes_per_s)),
 )
 NAME_FROM = 84
 
@@ -268,11 +264,13 @@ def phase_bar(shares: dict[str, float], room: int, paper: Paper) -> Text:
 def host_line(host: HostSample) -> Text:
     used, total = host.memory_used_bytes, host.memory_total_bytes
     cores = "" if host.cores is None else f" of {host.cores:g} cores"
+    read, written = map(show_byte_rate, (host.disk_read_bytes_per_s, host.disk_write_bytes_per_s))
+    received, sent = map(show_byte_rate, (host.network_received_bytes_per_s, host.network_sent_bytes_per_s))
     parts = [
         f"CPU {show_share(host.cpu_share)}{cores}",
         f"RAM {_memory(used, total)}".replace("  ", " "),
-        f"disk {_rate(host.disk_read_bytes_per_s)} read, {_rate(host.disk_write_bytes_per_s)} written",
-        f"net {_rate(host.network_received_bytes_per_s)} in, {_rate(host.network_sent_bytes_per_s)} out",
+        f"disk {read} read, {written} written",
+        f"net {received} in, {sent} out",
     ]
     if host.shm_free_bytes is not None:
         parts.append(f"shm {show_bytes(host.shm_free_bytes)} free")

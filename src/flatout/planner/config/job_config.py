@@ -18,7 +18,6 @@ from flatout.ground.errors import BadInput
 from flatout.planner.config.documents import (
     Document,
     Layer,
-    Scalar,
     Value,
     is_hydra,
     nearest_hint,
@@ -247,10 +246,5 @@ def _merge(values: dict[str, Found], layer: Layer) -> None:
         full = f"{prefix}{key}"
         if full.startswith("defaults.") and not prefix:
             continue
-        values[full] = Found(
-            key=full, value=scalar.value, place=_place(layer, scalar), num_ignored=scalar.num_ignored
-        )
-
-
-def _place(layer: Layer, scalar: Scalar) -> ConfigPlace:
-    return ConfigPlace(path=layer.path, key=scalar.key, line=scalar.line)
+        place = ConfigPlace(path=layer.path, key=scalar.key, line=scalar.line)
+        values[full] = Found(key=full, value=scalar.value, place=place, num_ignored=scalar.num_ignored)

@@ -151,12 +151,8 @@ def _want(
     if setting is None or setting.place is None:
         source = f" ({setting.source})" if setting is not None else ""
         raise BadInput(
-            f"the plan sets {knob} to {_shown(value)}, and there is no place to write it{source}",
+            f"the plan sets {knob} to {str(value).lower()}, and there is no place to write it{source}",
             hint=f"add a key for it to the config, or name one with --knob {knob}=KEY",
         )
     if wanted.setdefault(setting.place, value) != value:
         raise BadInput(f"stages that share {knob} ({setting.place}) would need different values")
-
-
-def _shown(value: int | bool) -> str:
-    return str(value).lower()

@@ -95,17 +95,14 @@ def find_budget(
     if gpu_memory is not None:
         memory = gpu_memory.strip()
         try:
-            device = simulated_device(f"{memory}GB" if _is_number(memory) else memory)
+            is_number = memory.replace(".", "", 1).isdigit()
+            device = simulated_device(f"{memory}GB" if is_number else memory)
         except UnknownDevice:
             raise BadInput(
                 f"--gpu-memory {gpu_memory!r} is not a size", hint='write "24GB"; a GPU is named with --gpu'
             ) from None
         return _empty_device(device, margin=margin)
     return _budget_here(read(), margin=margin, ranks=ranks)
-
-
-def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
 
 
 def _empty_device(device: Device, *, margin: float) -> Budget:
