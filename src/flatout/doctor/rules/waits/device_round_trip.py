@@ -48,7 +48,8 @@ def detect(evidence: Evidence) -> list[Finding]:
     copies = [site for site in evidence.sites if site.kind == "copy" and site.device.startswith("cuda")]
     sent = {site.place.at for site in copies if site.calls_per_step >= 1}
     findings: list[Finding] = []
-    for line, share in waiting_lines(evidence, lambda site: site.place.at in sent, least_calls=1):
+    returning = waiting_lines(evidence, lambda site: site.place.at in sent, least_calls=1, least_share=0.0)
+    for line, share in returning:
         if BACK.isdisjoint(line.ops):
             continue
         findings += RULE.proven(

@@ -63,7 +63,11 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def waiting_lines(
-    evidence: Evidence, chosen: Callable[[Site], bool], *, least_calls: float
+    evidence: Evidence,
+    chosen: Callable[[Site], bool],
+    *,
+    least_calls: float,
+    least_share: float = LEAST_LINE_SHARE,
 ) -> Iterator[tuple[CodeLine, float]]:
     """Yield the lines that wait for the GPU this often per step, and the idle share after these waits."""
     kernels = evidence.kernels
@@ -78,7 +82,7 @@ def waiting_lines(
     for line in lines_of([site for site in waiting if chosen(site)]):
         if line.calls_per_step >= least_calls:
             share = gap_share * line.calls_per_step / waits
-            if share >= LEAST_LINE_SHARE:
+            if share >= least_share:
                 yield line, share
 
 
