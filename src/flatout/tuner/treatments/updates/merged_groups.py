@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from flatout.measure.arms.switches.optimizer_step import merged
 from flatout.measure.patches import Patches
 from flatout.tuner.treatment import Case, Treatment, Value
 from flatout.tuner.treatments.updates.fused_optimizer import LEAST_SHARE, listed
@@ -37,9 +38,9 @@ def install(patches: Patches, _value: Value) -> None:
     @patches.around(torch.optim.Optimizer, "__init__")
     def init(real: Any, optimizer: Any, params: Any, defaults: Any) -> None:
         groups = [listed(group) for group in params]
-        merged = merge(groups)
-        real(optimizer, merged, defaults)
-        if merged is not groups:
+        fewer = merge(groups)
+        real(optimizer, fewer, defaults)
+        if fewer is not groups:
             _order[optimizer] = [each for group in groups for each in group["params"]]
 
 
@@ -60,18 +61,7 @@ def merge(groups: list[Any]) -> list[Any]:
         isinstance(each, tuple) for group in groups for each in group["params"]
     ):
         return groups
-    merged: list[dict[str, Any]] = []
-    for group in groups:
-        alike = next((each for each in merged if _options(each) == _options(group)), None)
-        if alike is None:
-            merged.append({**group, "params": list(group["params"])})
-        else:
-            alike["params"] += group["params"]
-    return merged
-
-
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}
+    return merged(groups, sorted({name for group in groups for name in group} - {"params"}))
 
 
 TREATMENT = Treatment(
