@@ -181,7 +181,7 @@ def _list(root: Path | None, *, json_output: bool) -> None:
             "started": f"{started:%Y-%m-%d %H:%M}",
             "steps": show(each.steps),
             "last": "" if each.figure is None else f"{each.figure[0]} {each.figure[1]:.4g}",
-            "command": _shown(each.run.command),
+            "command": _show_command(each.run.command),
         }
         rows.append({name: printable(text) for name, text in row.items()})
     for line in list_lines(rows, width=plain_console().width):
@@ -217,7 +217,7 @@ def _cut(text: str, width: int, *, middle: bool) -> str:
     return f"{text[: width - end - 1]}…{text[len(text) - end :]}"
 
 
-def _shown(command: Sequence[str]) -> str:
+def _show_command(command: Sequence[str]) -> str:
     """Drop the folder of the interpreter, which is long and says little."""
     return " ".join([Path(command[0]).name, *command[1:]] if command else [])
 

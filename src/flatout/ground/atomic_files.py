@@ -41,7 +41,7 @@ def replace_whole(final: Path, content: bytes) -> None:
     """Write a file, and its folder, so that it survives a loss of power; raise OSError if that fails."""
     partial = final.with_name(f".{final.name}-{uuid.uuid4().hex}{PARTIAL}")
     final.parent.mkdir(parents=True, exist_ok=True)
-    handle = _locked(partial)
+    handle = _create_locked(partial)
     try:
         rest = memoryview(content)
         while rest:
@@ -165,7 +165,7 @@ def remove_leftovers(folder: Path, *, of: str = "") -> list[str]:
     return removed
 
 
-def _locked(partial: Path) -> int:
+def _create_locked(partial: Path) -> int:
     """Create a file and hold its lock; try again if a cleaner removed it in between."""
     while True:
         handle = os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)

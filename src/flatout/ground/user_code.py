@@ -115,7 +115,7 @@ def calling(what: str) -> Iterator[None]:
     except SystemExit as error:
         raise BadInput(f"{what} ended the program: {error}", hint=f"at {place_of(error)}") from error
     except Exception as error:
-        raise _described(error, what=what) from error
+        raise _describe_error(error, what=what) from error
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def _exits_raised() -> Iterator[None]:
         os._exit = end_process
 
 
-def _described(error: Exception, *, what: str) -> FlatoutError:
+def _describe_error(error: Exception, *, what: str) -> FlatoutError:
     """Make the error that says what the user's code raised, and where."""
     last_line = traceback.format_exception_only(error)[-1].strip()
     place = place_of(error)

@@ -92,13 +92,13 @@ def _mounts(root: Path) -> Iterator[_Mount]:
             continue
         options = frozenset(kinds[2].split(","))
         yield _Mount(
-            folder=root / _unescaped(fields[4]).lstrip("/"),
-            top=PurePosixPath(_unescaped(fields[3])),
+            folder=root / _unescape(fields[4]).lstrip("/"),
+            top=PurePosixPath(_unescape(fields[3])),
             controllers=None if kinds[0] == "cgroup2" else options,
         )
 
 
-def _unescaped(text: str) -> str:
+def _unescape(text: str) -> str:
     """Undo mountinfo's escapes: it writes a space as \\040."""
     return text.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")
 

@@ -73,10 +73,10 @@ def open_sampler(
 
 def _own_folder(root: Path, job: Path | None) -> Path:
     name = MACHINE if job is None else read_run(job).name
-    return _created(this_run(name, time_s=time.time()), root)
+    return _create(this_run(name, time_s=time.time()), root)
 
 
-def _created(run: Run, root: Path) -> Path:
+def _create(run: Run, root: Path) -> Path:
     try:
         return create_run(run, root)
     except OSError as error:
@@ -116,7 +116,7 @@ def folder_of(pid: int, scratch: Path) -> Path:
         command=command,
         visible_devices=visible,
     )
-    return _created(run, scratch)
+    return _create(run, scratch)
 
 
 def _reporting_folder(pid: int) -> Path | None:

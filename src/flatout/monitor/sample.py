@@ -251,7 +251,7 @@ def merge(samples: Sequence[Sample]) -> Sample:
     if len(samples) == 1:
         return samples[0]
     first, last = samples[0], samples[-1]
-    merged = _merged(samples, [sample.span_s or UNWEIGHTED_S for sample in samples])
+    merged = _merge_values(samples, [sample.span_s or UNWEIGHTED_S for sample in samples])
     span_s = last.time_s - first.time_s + (first.span_s or 0.0)
     low: dict[str, float] = {}
     high: dict[str, float] = {}
@@ -300,7 +300,7 @@ def _rule_of(hint: Any) -> str:
     return "last"
 
 
-def _merged(values: Sequence[Row], weights: Sequence[float]) -> Row:
+def _merge_values(values: Sequence[Row], weights: Sequence[float]) -> Row:
     shape: Any = type(values[0])
     return typing.cast(
         Row,
@@ -346,7 +346,7 @@ def _every(values: Sequence[Any], weights: Sequence[float]) -> tuple[str, ...] |
 
 def _nested(values: Sequence[Any], weights: Sequence[float]) -> Any:
     known = _known(values, weights)
-    return _merged([value for value, _ in known], [weight for _, weight in known]) if known else None
+    return _merge_values([value for value, _ in known], [weight for _, weight in known]) if known else None
 
 
 def _rows(values: Sequence[Any], weights: Sequence[float]) -> tuple[Any, ...]:
@@ -357,7 +357,7 @@ def _rows(values: Sequence[Any], weights: Sequence[float]) -> tuple[Any, ...]:
             found, weights_of_row = by_key.setdefault(row.key, ([], []))
             found.append(row)
             weights_of_row.append(weight)
-    return tuple(_merged(rows, weights_of_row) for rows, weights_of_row in by_key.values())
+    return tuple(_merge_values(rows, weights_of_row) for rows, weights_of_row in by_key.values())
 
 
 _RULES = {

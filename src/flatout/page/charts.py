@@ -173,7 +173,7 @@ def curves(
         ]
     if show_across is not None:
         marks += _hovers(known, axes, show=show, show_across=show_across)
-    spoken = "; ".join(_spoken(line, show) for line in known)
+    spoken = "; ".join(_describe_line(line, show) for line in known)
     return axes.drawing(marks, label=spoken, legend=keys if len(keys) > 1 or shows_last else ())
 
 
@@ -405,7 +405,7 @@ def _hovers(lines: Sequence[Curve], axes: Axes, *, show: Show, show_across: Show
             yield Mark(shape="hover", at=at, title=words)
 
 
-def _spoken(line: Curve, show: Show) -> str:
+def _describe_line(line: Curve, show: Show) -> str:
     values = [value for _, value in line.known]
     first, last, low, high = map(show, (values[0], values[-1], min(values), max(values)))
     return f"{line.name} from {first} to {last}, between {low} and {high}"

@@ -24,7 +24,7 @@ def inline(chart: Chart) -> Html:
         return _table(chart)
     if isinstance(chart, RowChart):
         return _rows(chart)
-    return tag("figure", legend(chart.legend), _framed(chart))
+    return tag("figure", legend(chart.legend), _frame(chart))
 
 
 def legend(keys: Sequence[Key]) -> Html:
@@ -45,7 +45,7 @@ def paint(colour: str) -> str:
     return colour if colour.startswith("#") else f"var(--{colour})"
 
 
-def _framed(drawing: Drawing) -> Html:
+def _frame(drawing: Drawing) -> Html:
     levels = [tag("text", text, x="100%", y=round(y + 4, 1), text_anchor="end") for text, y in drawing.levels]
     side = tag("svg", *levels, width="100%", height=drawing.height, aria_hidden="true")
     return tag(

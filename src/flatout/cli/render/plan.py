@@ -106,7 +106,7 @@ def _settings_table(settings: Settings) -> Table:
     """Make one row per knob; stages that agree are shown once."""
     table = plain_table("knob", "value", "from")
     for knob, found in _knobs(settings.stages).items():
-        values = dict.fromkeys(_shown(setting) for setting in found)
+        values = dict.fromkeys(_show_setting(setting) for setting in found)
         table.add_row(knob, printable(" / ".join(values)), Text(printable(_sources(found)), style="cyan"))
     table.add_row("ranks", str(settings.ranks.value), Text(printable(settings.ranks.reason), style="cyan"))
     return table
@@ -132,7 +132,7 @@ def _knobs(stages: Sequence[StageSettings]) -> dict[str, list[Setting[object] | 
     return {name: settings for name, settings in found.items() if any(settings)}
 
 
-def _shown(setting: Setting[object] | None) -> str:
+def _show_setting(setting: Setting[object] | None) -> str:
     if setting is None or setting.value is None:
         return UNKNOWN
     value = setting.value

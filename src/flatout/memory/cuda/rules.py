@@ -309,14 +309,14 @@ def _install_module_apply() -> None:
                     if tensor is None:
                         continue
                     if id(tensor) not in replaced:
-                        replaced[id(tensor)] = (tensor, _applied(tensor, function))
+                        replaced[id(tensor)] = (tensor, _apply_to(tensor, function))
                     group[name] = replaced[id(tensor)][1]
         return self
 
     every_module._apply = apply
 
 
-def _applied(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+def _apply_to(tensor: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
     with torch.no_grad():
         result = function(tensor.detach())
     if result.untyped_storage()._cdata == tensor.untyped_storage()._cdata:

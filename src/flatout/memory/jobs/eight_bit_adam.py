@@ -71,10 +71,12 @@ def eight_bit_named(name: str) -> Callable[[list[torch.nn.Parameter]], torch.opt
     paged = word.startswith("paged")
     if word.removeprefix("paged").removeprefix("_") not in NAMES:
         return None
-    return lambda parameters: _installed(parameters, paged=paged) or EightBitAdam(parameters, paged=paged)
+    return lambda parameters: (
+        _make_installed(parameters, paged=paged) or EightBitAdam(parameters, paged=paged)
+    )
 
 
-def _installed(parameters: Iterable[torch.nn.Parameter], *, paged: bool) -> torch.optim.Optimizer | None:
+def _make_installed(parameters: Iterable[torch.nn.Parameter], *, paged: bool) -> torch.optim.Optimizer | None:
     """Return bitsandbytes' own optimizer for a run on a GPU; None if the package is not installed."""
     if not torch.cuda.is_available() or importlib.util.find_spec(PACKAGE) is None:
         return None

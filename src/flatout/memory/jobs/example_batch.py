@@ -64,7 +64,7 @@ def maker_of(batch: Any, *, batch_size: int | None = None) -> tuple[Callable[...
     single parameter of another name gets the batch size there.
     """
     if callable(batch):
-        return _adapted(batch)
+        return _adapt_maker(batch)
     size = batch_size or leading_size(batch)
     if not any(tensor.dim() and tensor.shape[0] == size for tensor in tensors_of(batch)):
         raise BadInput(f"no tensor of the example batch has the leading size batch_size={size}")
@@ -75,7 +75,7 @@ def maker_of(batch: Any, *, batch_size: int | None = None) -> tuple[Callable[...
     return make_batch, {"batch_size": size}
 
 
-def _adapted(maker: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, int]]:
+def _adapt_maker(maker: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, int]]:
     parameters = list(inspect.signature(maker).parameters.values())
     named = [
         p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "batch_size"

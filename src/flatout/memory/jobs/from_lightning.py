@@ -151,10 +151,10 @@ def _example(make_module: Callable[[], nn.Module], *, name: str) -> Any:
     example = getattr(module, "example_input_array", None)
     if example is None or not list(tensors_of(example)):
         raise BadInput(f"{name} has neither make_batch nor example_input_array", hint=MAKE_A_BATCH)
-    return map_tensors(example, _filled)
+    return map_tensors(example, _fill_values)
 
 
-def _filled(tensor: Tensor) -> Tensor:
+def _fill_values(tensor: Tensor) -> Tensor:
     import torch
 
     if tensor.device.type == "cpu":

@@ -55,7 +55,7 @@ def load_job(
     if from_huggingface.is_config(name):
         job = from_huggingface.job_of_config(name, task=task, padded=padded)
     else:
-        found = _named(name)
+        found = _find_named(name)
         if isinstance(found, type) and issubclass(found, nn.Module):
             job = _job_of_class(found, name=name, settings=settings, make_batch=make_batch)
         else:
@@ -73,7 +73,7 @@ def _job_of_class(
             f"{name} is a module without training_step and configure_optimizers: not a LightningModule",
             hint="name a function that returns (model, batch maker, loss, optimizer)",
         )
-    maker = _named(make_batch) if make_batch is not None else None
+    maker = _find_named(make_batch) if make_batch is not None else None
     return from_lightning.job_of_class(found, settings=settings, make_batch=maker, name=name)
 
 
@@ -87,7 +87,7 @@ def _job_of_build(build: Any, *, name: str, settings: Mapping[str, Any] | None) 
     arguments = _arguments(build, settings, name=name)
     with calling(name):
         result = build(*arguments)
-    return _interpreted(result, name=name)
+    return _interpret_result(result, name=name)
 
 
 def _arguments(build: Any, settings: Mapping[str, Any] | None, *, name: str) -> tuple[Any, ...]:
@@ -108,7 +108,7 @@ def _arguments(build: Any, settings: Mapping[str, Any] | None, *, name: str) -> 
     return (settings,) if parameters and settings is not None else ()
 
 
-def _interpreted(result: Any, *, name: str) -> tuple[Job, Recipe]:
+def _interpret_result(result: Any, *, name: str) -> tuple[Job, Recipe]:
     """Return a job and a recipe from whatever a build function returned."""
     if isinstance(result, Job):
         return result, Recipe()
@@ -201,7 +201,7 @@ def _check_batch(job: Job, *, name: str) -> None:
         )
 
 
-def _named(name: str) -> Any:
+def _find_named(name: str) -> Any:
     """Return the object behind `pkg.module:attribute` or `path/to/file.py:attribute`."""
     place, _, attribute = name.rpartition(":")
     if place.endswith(".py") and attribute:

@@ -229,7 +229,7 @@ def _job_of_step(
     import torch
     from torch import nn
 
-    used = _used(step)
+    used = _find_used(step)
     originals = list({id(v): v for v in used.values() if isinstance(v, nn.Module)}.values())
     if not originals:
         raise BadInput(
@@ -244,7 +244,7 @@ def _job_of_step(
     def loss(model: nn.Module, batch: Any) -> Tensor:
         copies = [model] if len(originals) == 1 else list(model.children())
         replaced = {id(original): made for original, made in zip(originals, copies, strict=True)}
-        answer: Any = _rebound(step, replaced)(batch)
+        answer: Any = _rebind(step, replaced)(batch)
         trainable = isinstance(answer, torch.Tensor) and (answer.requires_grad or not torch.is_grad_enabled())
         if trainable and answer.dim() == 0:
             return answer  # type: ignore[no-any-return]
@@ -263,7 +263,7 @@ def _job_of_step(
     )
 
 
-def _used(step: Callable[[Any], Any]) -> dict[str, Any]:
+def _find_used(step: Callable[[Any], Any]) -> dict[str, Any]:
     """Return what a step names: closure, globals, and the attributes of a method's object."""
     from torch import nn
 
@@ -289,7 +289,7 @@ def _used(step: Callable[[Any], Any]) -> dict[str, Any]:
     return {**variables.globals, **variables.nonlocals, **attributes}
 
 
-def _rebound(step: Callable[[Any], Any], replaced: Mapping[int, Any]) -> Callable[[Any], Any]:
+def _rebind(step: Callable[[Any], Any], replaced: Mapping[int, Any]) -> Callable[[Any], Any]:
     """Return the step with other objects in place of those it names."""
     if isinstance(step, types.MethodType):
         owner = step.__self__
@@ -298,12 +298,12 @@ def _rebound(step: Callable[[Any], Any], replaced: Mapping[int, Any]) -> Callabl
         twin = copy.copy(owner)
         for key, value in vars(owner).items():
             setattr(twin, key, replaced.get(id(value), value))
-        return types.MethodType(_rebound_function(step.__func__, replaced), twin)  # type: ignore[arg-type]
+        return types.MethodType(_rebind_function(step.__func__, replaced), twin)  # type: ignore[arg-type]
     assert isinstance(step, types.FunctionType)
-    return _rebound_function(step, replaced)
+    return _rebind_function(step, replaced)
 
 
-def _rebound_function(function: types.FunctionType, replaced: Mapping[int, Any]) -> types.FunctionType:
+def _rebind_function(function: types.FunctionType, replaced: Mapping[int, Any]) -> types.FunctionType:
     names = function.__code__.co_names
     namespace = function.__globals__
     if any(id(namespace.get(key)) in replaced for key in names):

@@ -175,13 +175,13 @@ class Forecaster(TracedSteps):
 
         safe_bytes, kept_bytes = int(cap_bytes * (1 - SCATTER)), int(cap_bytes * (1 - KEPT_FREE))
         guess, limit = search(safe_bytes).safe_batch(), search(cap_bytes).limit_batch()
-        safe, reserved = self._verified(recipe, wanted, guess, safe_bytes)
+        safe, reserved = self._verify_batch(recipe, wanted, guess, safe_bytes)
         if self.expandable_segments:
             guess = search(kept_bytes).safe_batch()
         else:
             below = LOOKED_BELOW if self._replay(recipe, wanted) else 0.0  # only if no size costs a trace
             guess = search(kept_bytes).unbroken_batch(looked_below=below)
-        tight, num_flushes = self._trained(recipe, wanted, guess, kept_bytes, at_least=safe)
+        tight, num_flushes = self._find_trained(recipe, wanted, guess, kept_bytes, at_least=safe)
         return Largest(
             safe=safe,
             limit=max(tight, limit),
@@ -194,7 +194,7 @@ class Forecaster(TracedSteps):
         """Simulate what this forecaster's allocator does with a step."""
         return step.simulate(cap_bytes=cap_bytes, expandable_segments=self.expandable_segments)
 
-    def _verified(
+    def _verify_batch(
         self, recipe: Recipe, sizes: Sizes, batch_size: int, cap_bytes: int
     ) -> tuple[int, int | None]:
         """Return the batch, or one near it, whose own trace stays within the cap, and what it reserves.
@@ -224,7 +224,7 @@ class Forecaster(TracedSteps):
         done = self.simulate(step, cap_bytes=cap_bytes)
         return done.out_of_memory_at is None and not done.num_flushes
 
-    def _trained(
+    def _find_trained(
         self, recipe: Recipe, sizes: Sizes, batch_size: int, cap_bytes: int, *, at_least: int
     ) -> tuple[int, int | None]:
         """Return the batch, or one below, whose own trace trains for several steps, and its flushes.
@@ -282,7 +282,7 @@ class Forecaster(TracedSteps):
         if at not in self._peaks:
             found: Simulation | MemoryEstimate
             if self._profile:
-                found = self._corrected(sizes, recipe)
+                found = self._correct_estimate(sizes, recipe)
             elif self._is_replayed(sizes, recipe):
                 found = self.simulate(self._step(sizes, recipe))
             else:
@@ -310,7 +310,7 @@ class Forecaster(TracedSteps):
         recipe = limit_accumulation(recipe)
         what = _without_batch(recipe, sizes)
         if (what, capacity_bytes) not in self._bounds:
-            found = self._searched(recipe, sizes, capacity_bytes)
+            found = self._search_bounds(recipe, sizes, capacity_bytes)
             self._bounds[what, capacity_bytes] = found
             self._searched_for.add(what)
             self._traced_at |= {(what, batch) for batch in (found.safe, found.tight) if batch is not None}
@@ -354,7 +354,7 @@ class Forecaster(TracedSteps):
             return False
         return what in self._searched_for or sizes[BATCH] > MOST_MADE
 
-    def _searched(self, recipe: Recipe, sizes: Sizes, capacity_bytes: int) -> BatchBounds:
+    def _search_bounds(self, recipe: Recipe, sizes: Sizes, capacity_bytes: int) -> BatchBounds:
         others = {name: size for name, size in sizes.items() if name != BATCH}
         cap_bytes = capacity_bytes - self._context_bytes(recipe, sizes)
         if cap_bytes <= 0:
@@ -373,9 +373,9 @@ class Forecaster(TracedSteps):
         if not self._profile:
             return context
         plain = self.estimate(recipe, sizes=sizes).peak_reserved_bytes
-        return context + max(0, self._corrected(sizes, recipe).peak_reserved_bytes - plain)
+        return context + max(0, self._correct_estimate(sizes, recipe).peak_reserved_bytes - plain)
 
-    def _corrected(self, sizes: Sizes, recipe: Recipe) -> MemoryEstimate:
+    def _correct_estimate(self, sizes: Sizes, recipe: Recipe) -> MemoryEstimate:
         from flatout.memory.probe.probe_results import correct
 
         result = self._probe_result(recipe, sizes)

@@ -57,7 +57,7 @@ class CapSearch:
 
         Near is one sample, and the share `looked_below` of the batch, of which `MOST_LOOKS` are tried.
         """
-        size = _bisected(self.trains, low=0, max_size=self.max_batch)
+        size = _bisect(self.trains, low=0, max_size=self.max_batch)
         lowest = min(size - 1, int(size * (1 - looked_below)))
         stride = max(1, (size - lowest) // MOST_LOOKS)
         for below in range(size - 1, max(lowest, 1) - 1, -stride):
@@ -93,7 +93,7 @@ def longest(lengths: Mapping[int, int]) -> int:
 
 def largest_that(holds: Callable[[int], bool], *, low: int = 0, max_size: int) -> int:
     """Find the largest size for which `holds`, nearly surely: by doubling, bisection, then neighbours."""
-    low = _bisected(holds, low=low, max_size=max_size)
+    low = _bisect(holds, low=low, max_size=max_size)
     above = low + NUM_NEIGHBOURS
     while (size := next((size for size in range(min(above, max_size), low, -1) if holds(size)), 0)) > low:
         low = size
@@ -101,7 +101,7 @@ def largest_that(holds: Callable[[int], bool], *, low: int = 0, max_size: int) -
     return low
 
 
-def _bisected(holds: Callable[[int], bool], *, low: int, max_size: int) -> int:
+def _bisect(holds: Callable[[int], bool], *, low: int, max_size: int) -> int:
     """Find a size for which `holds` is true and for the next one false."""
     step = 1
     high = low + 1

@@ -66,7 +66,7 @@ def _numbers_of(trace: Trace) -> Numbers:
     return np.array([*plain, *counts], dtype=np.int64)
 
 
-def _evaluated(trace: Trace, numbers: Numbers) -> Numbers:
+def _evaluate(trace: Trace, numbers: Numbers) -> Numbers:
     """Compute the bytes of every storage from `numbers`, which are laid out as in `_numbers_of`."""
     num_bytes = numbers[: len(trace.storages)].copy()
     counts = numbers[len(trace.storages) :].tolist()
@@ -130,14 +130,14 @@ class Replay:
 
     def covers(self, **sizes: int) -> bool:
         """Whether `at` can answer for these sizes."""
-        return not self._uncovered(sizes)
+        return not self._list_uncovered(sizes)
 
     def at(self, **sizes: int) -> SizedTrace:
         """Return the step at `sizes`; a size that is not given is the base's."""
         self._refuse_uncovered(sizes)
         wanted = {**self.base.sizes, **sizes}
         numbers = _combine({knob.name: knob.at(wanted[knob.name]) for knob in self.knobs}, self)
-        num_bytes = _evaluated(self.base, numbers)
+        num_bytes = _evaluate(self.base, numbers)
         if num_bytes.min(initial=0) < 0:
             storage = storage_name(self.base, int(num_bytes.argmin()))
             raise StructureChanges(
@@ -151,7 +151,7 @@ class Replay:
         compare(self.base, trace)
         _refuse_difference(trace, self.at(**trace.sizes).num_bytes)
 
-    def _uncovered(self, sizes: Mapping[str, int]) -> list[str]:
+    def _list_uncovered(self, sizes: Mapping[str, int]) -> list[str]:
         knobs = {knob.name: knob for knob in self.knobs}
         return [
             f"{name}={value}"
@@ -160,7 +160,7 @@ class Replay:
         ]
 
     def _refuse_uncovered(self, sizes: Mapping[str, int]) -> None:
-        uncovered = self._uncovered(sizes)
+        uncovered = self._list_uncovered(sizes)
         if uncovered:
             traced = "; ".join(show_sizes(sizes) for sizes in self.traced)
             raise StructureChanges(

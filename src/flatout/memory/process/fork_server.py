@@ -93,7 +93,7 @@ _imports_packages = True  # until a server turns out to be of no use with them
 
 def answer_from_server(parcel: bytes) -> tuple[str, Any]:
     """Run the function in a parcel in a child of the server; return what `answer_of` gives."""
-    here, pid = _connected()
+    here, pid = _connect()
     try:
         here.send(Surroundings.here())
         here.send_bytes(parcel)
@@ -112,7 +112,7 @@ def answer_from_server(parcel: bytes) -> tuple[str, Any]:
     return answer
 
 
-def _connected() -> tuple[Connection, int]:
+def _connect() -> tuple[Connection, int]:
     """Return a connection to a child of the server, and the child's number.
 
     A server that fails at importing what this process has, or whose imports ask CUDA something, is replaced
@@ -120,7 +120,7 @@ def _connected() -> tuple[Connection, int]:
     """
     for _ in range(2):
         here, there = multiprocessing.Pipe()
-        server = _running()
+        server = _find_server()
         try:
             socket.send_fds(server.door, [b"."], [there.fileno()])
             there.close()
@@ -135,18 +135,18 @@ def _connected() -> tuple[Connection, int]:
     )
 
 
-def _running() -> _Server:
+def _find_server() -> _Server:
     with _lock:
         server = _servers.get(os.getpid())
         if server is not None and server.process.poll() is not None:
             server.end()
             server = None
         if server is None:
-            server = _servers[os.getpid()] = _started()
+            server = _servers[os.getpid()] = _start_server()
         return server
 
 
-def _started() -> _Server:
+def _start_server() -> _Server:
     slow = SLOW_PACKAGES if _imports_packages else ()
     modules = [name for name in sys.modules if name.partition(".")[0] in slow]
     ours, theirs = socket.socketpair()
@@ -213,7 +213,7 @@ def _answer(pipe: Connection) -> None:
     code = 1
     try:
         pipe.send(os.getpid())
-        pipe.send_bytes(cloudpickle.dumps(answer_of(_asked, (pipe,), {})))
+        pipe.send_bytes(cloudpickle.dumps(answer_of(_run_asked, (pipe,), {})))
         code = 0
     finally:
         sys.stdout.flush()
@@ -221,7 +221,7 @@ def _answer(pipe: Connection) -> None:
         os._exit(code)
 
 
-def _asked(pipe: Connection) -> Any:
+def _run_asked(pipe: Connection) -> Any:
     surroundings: Surroundings = pipe.recv()
     surroundings.take()
     try:

@@ -44,11 +44,11 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided and not value.is_quantized:
-            return _reduced(value, with_values=self._with_values)
+            return _reduce_tensor(value, with_values=self._with_values)
         return super().reducer_override(value)
 
 
-def _reduced(tensor: Tensor, *, with_values: bool) -> tuple[Any, ...]:
+def _reduce_tensor(tensor: Tensor, *, with_values: bool) -> tuple[Any, ...]:
     """Tell pickle how to make the tensor; its attributes come after it, since they may lead back to it."""
     plain = tensor.detach().resolve_conj().resolve_neg()
     size, stride = tuple(plain.shape), plain.stride()
@@ -62,10 +62,10 @@ def _reduced(tensor: Tensor, *, with_values: bool) -> tuple[Any, ...]:
     device = "meta" if plain.is_meta else "cpu"
     is_parameter = isinstance(tensor, nn.Parameter)
     arguments = (plain.dtype, size, stride, device, data, is_parameter, tensor.requires_grad)
-    return (_unpacked, arguments, vars(tensor) or None, None, None, _add_attributes)
+    return (_unpack_tensor, arguments, vars(tensor) or None, None, None, _add_attributes)
 
 
-def _unpacked(
+def _unpack_tensor(
     dtype: torch.dtype,
     size: tuple[int, ...],
     stride: tuple[int, ...],
@@ -78,7 +78,7 @@ def _unpacked(
     if device == "cpu" and not made.numel():
         made = torch.empty_strided(size, stride, dtype=dtype)
     elif device == "cpu":
-        buffer = data if data is not None else _untouched(made.untyped_storage().nbytes())
+        buffer = data if data is not None else _make_zeros(made.untyped_storage().nbytes())
         made = torch.frombuffer(buffer, dtype=torch.uint8).view(dtype).as_strided(size, stride)
     return (
         nn.Parameter(made, requires_grad=requires_grad)
@@ -87,7 +87,7 @@ def _unpacked(
     )
 
 
-def _untouched(num_bytes: int) -> mmap.mmap:
+def _make_zeros(num_bytes: int) -> mmap.mmap:
     """Make zeros that take no memory until they are touched."""
     return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 

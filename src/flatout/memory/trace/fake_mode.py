@@ -40,7 +40,7 @@ class QuickFakeMode(FakeTensorMode):
                 result.append(type(argument))  # 1 and 1.0 are equal, and give other dtypes
                 result.append(argument)
             elif isinstance(argument, FakeTensor) and _is_plain(argument):
-                result.append(_described(argument))
+                result.append(_describe(argument))
             elif isinstance(argument, (list, tuple)):
                 self._prep_args_for_hash(result, argument, *rest)
             else:
@@ -56,7 +56,7 @@ def _is_plain(fake: FakeTensor) -> bool:
     )
 
 
-def _described(fake: Tensor) -> tuple[object, ...]:
+def _describe(fake: Tensor) -> tuple[object, ...]:
     return (
         fake.dtype,
         fake.shape,

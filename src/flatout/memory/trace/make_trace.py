@@ -40,7 +40,7 @@ def trace_here(
     _prepare_process()
     capability = capability_of(device)
     rules.install(compute_capability=capability)
-    return _traced(job, recipe, sizes, capability, multiprocessors_of(device), last_micro_batch)
+    return _trace(job, recipe, sizes, capability, multiprocessors_of(device), last_micro_batch)
 
 
 def trace_natively(
@@ -58,10 +58,10 @@ def trace_natively(
     _prepare_process()
     rules.install_natively(compute_capability=capability)
     count = torch.cuda.get_device_properties(0).multi_processor_count
-    return _traced(job, recipe, sizes, capability, count, last_micro_batch, on="cuda")
+    return _trace(job, recipe, sizes, capability, count, last_micro_batch, on="cuda")
 
 
-def _traced(
+def _trace(
     job: Job,
     recipe: Recipe,
     sizes: Sizes,

@@ -281,7 +281,7 @@ def _trace_step(
             tracer.track(buffer, "buffer", "buffers")
         if last_micro_batch:
             _hold_gradients(tracer, parts.model)
-        batch = map_tensors(batch_on_host, lambda tensor: _faked(tensor, tracer))
+        batch = map_tensors(batch_on_host, lambda tensor: _make_fake(tensor, tracer))
         gc.collect()
         start = len(tracer.events)
 
@@ -359,7 +359,7 @@ def _device_of(fake: FakeTensor) -> torch.device:
     return torch.device("meta") if fake.fake_mode.in_kernel_invocation else fake.fake_device
 
 
-def _faked(leaf: Tensor, tracer: Tracer) -> Tensor:
+def _make_fake(leaf: Tensor, tracer: Tracer) -> Tensor:
     # Every tensor is sent to the device by itself: what is a view of another on the host is a copy there.
     fake = torch.empty_like(leaf, device=tracer.device, requires_grad=leaf.requires_grad)
     if not leaf.dtype.is_floating_point and not isinstance(leaf, FakeTensor):

@@ -73,13 +73,13 @@ def two_steps(
     }
     dropped = [~number for number in sorted(births - deaths - state)]
     again = [
-        _moved(event, len(born))
+        _move(event, len(born))
         for event in step
         if _number(event) not in state and not (_is_death(event) and _number(event) in inherited)
     ]
     head = 1 if again and isinstance(again[0], str) else 0
     next_step = [*again[:head], *dropped, *again[head:]]
-    return _renumbered([("setup", before), ("first", step), ("next", next_step)], born, components)
+    return _renumber([("setup", before), ("first", step), ("next", next_step)], born, components)
 
 
 def _is_stray(each: Born) -> bool:
@@ -173,13 +173,13 @@ def _is_death(event: Event) -> bool:
     return isinstance(event, int) and event < 0
 
 
-def _moved(event: Event, by: int) -> Event:
+def _move(event: Event, by: int) -> Event:
     if isinstance(event, str):
         return event
     return event + by if event >= 0 else ~(~event + by)
 
 
-def _renumbered(
+def _renumber(
     parts: Sequence[tuple[str, Sequence[Event]]], born: Sequence[Born], components: Sequence[Component]
 ) -> StepsLog:
     numbers: dict[int, int] = {}

@@ -137,7 +137,7 @@ def compare(first: Recorded, second: Recorded) -> Comparison:
 def _difference(
     figure: _Figure, first: Sequence[Sample], second: Sequence[Sample], *, step_s: float
 ) -> Difference:
-    points = _weighted(figure, first), _weighted(figure, second)
+    points = _weigh(figure, first), _weigh(figure, second)
     means = _mean(points[0]), _mean(points[1])
     found = Difference(name=figure.name, unit=figure.unit, first=means[0], second=means[1], outcome="unknown")
     if means[0] is None or means[1] is None or means[0] <= 0 or means[1] <= 0:
@@ -176,7 +176,7 @@ def _peak(peak: Peak, a: Summary, b: Summary) -> Difference:
 Weighted = list[tuple[float, float]]  # (value, weight)
 
 
-def _weighted(figure: _Figure, points: Sequence[Sample]) -> Weighted:
+def _weigh(figure: _Figure, points: Sequence[Sample]) -> Weighted:
     if figure.by_steps:
         pairs: list[tuple[Sample, float]] = [(point, float(steps)) for point, steps in weights(points)]
     else:

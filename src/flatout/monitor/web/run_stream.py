@@ -122,11 +122,11 @@ class RunStream:
         return event("history", history_json(samples, is_whole=is_whole, latest=latest), time_s=time_s)
 
     def _document(self, sample: Sample) -> dict[str, Any]:
-        verdicts = self._judged()
+        verdicts = self._judge()
         change = None if self._change is None else str(self._change)
         return {**sample_document(sample, run=self.key, verdicts=verdicts), "change": change}
 
-    def _judged(self) -> tuple[Verdict, ...]:
+    def _judge(self) -> tuple[Verdict, ...]:
         assert self.latest is not None
         now_s, state = self.latest.time_s, None if self.latest.job is None else self.latest.job.state
         is_fresh = self._judged_s is not None and 0.0 <= now_s - self._judged_s < VERDICT_EVERY_S

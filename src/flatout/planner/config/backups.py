@@ -84,12 +84,12 @@ def plan_edits(config: JobConfig, changes: Mapping[ConfigPlace, Value]) -> tuple
         )
         before, after = document.text.encode("utf-8"), edited.text.encode("utf-8")
         if before != after:
-            warnings = (*edited.warnings, *_interpolated(config, changes, path=path))
+            warnings = (*edited.warnings, *_warn_followers(config, changes, path=path))
             edits.append(FileEdit(path=path, before=before, after=after, warnings=warnings))
     return tuple(edits)
 
 
-def _interpolated(config: JobConfig, changes: Iterable[ConfigPlace], *, path: Path) -> list[str]:
+def _warn_followers(config: JobConfig, changes: Iterable[ConfigPlace], *, path: Path) -> list[str]:
     """Warn about other keys that take a changed value by interpolation; the knob itself is meant to."""
     meant = (*LAST_NAMES["batch_size"], *LAST_NAMES["accumulation"])
     warnings = []
@@ -273,7 +273,7 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
     before = {path: path.read_bytes() if path.exists() else None for path in contents}
     temporaries: dict[Path, Path] = {}
     try:
-        with _explained():
+        with _explain_errors():
             for path, content in contents.items():
                 temporaries[path] = _temporary_beside(path)
                 _fill(temporaries[path], content, like=path)
@@ -286,14 +286,14 @@ def write_together(contents: Mapping[Path, bytes]) -> None:
 
 def write_file(path: Path, content: bytes) -> None:
     """Write one file that is not there yet, flushed to the disk."""
-    with _explained(), path.open("xb") as file:
+    with _explain_errors(), path.open("xb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
 @contextlib.contextmanager
-def _explained() -> Iterator[None]:
+def _explain_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:

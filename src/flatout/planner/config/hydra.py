@@ -38,7 +38,7 @@ def chosen_groups(given: Mapping[str, Value], *, root: Path) -> dict[str, str | 
         folder = root / key.removeprefix("+").partition("@")[0]
         if not folder.is_dir():
             continue
-        if value is not None and _existing(folder / str(value)) is None:
+        if value is not None and _find_file(folder / str(value)) is None:
             names = ", ".join(sorted(path.stem for path in folder.iterdir() if path.is_file()))
             raise BadInput(
                 f"--set {key}={value}: the group {folder.name} has no {value}.yaml", hint=f"it has {names}"
@@ -126,7 +126,7 @@ class _Walk:
             relative = str(target).lstrip("/")
             if relative.startswith("hydra/"):
                 continue
-            file = _existing((self.root if absolute else path.parent) / relative)
+            file = _find_file((self.root if absolute else path.parent) / relative)
             if file is not None:
                 yield file, _package(entry, relative, package=package, absolute=absolute)
             elif not entry.optional:
@@ -139,7 +139,7 @@ class _Walk:
         return str(PurePosixPath(base) / group.lstrip("/")) + (f"@{entry.package}" if entry.package else "")
 
 
-def _existing(stem: Path) -> Path | None:
+def _find_file(stem: Path) -> Path | None:
     candidates = (stem, stem.with_name(f"{stem.name}.yaml"), stem.with_name(f"{stem.name}.yml"))
     return next((path for path in candidates if path.is_file()), None)
 

@@ -110,7 +110,7 @@ def read_config(
     """Read CONF, a file or a folder; `stages` is a glob under its folder, "" for none."""
     path = main_file(conf)
     root = path.parent
-    main = read_document(path, name=_shown(path, root))
+    main = read_document(path, name=_show_path(path, root))
     notes: list[str] = []
     hydra = is_hydra(main)
     given = dict(overrides or {})
@@ -122,7 +122,7 @@ def read_config(
         given = {key: value for key, value in given.items() if key not in choices}
         layers = hydra_layers(path, root=root, notes=notes, choices=choices)
     stage_files = _stage_files(root, stages, main=path)
-    views = [(file.stem, _stacked(layers, file, root=root, hydra=hydra)) for file in stage_files]
+    views = [(file.stem, _stack_layers(layers, file, root=root, hydra=hydra)) for file in stage_files]
     views = views or [(ONE_STAGE, layers)]
     documents = {layer.path: layer.document for _, stack in views for layer in stack}
     found = tuple(_stage(name, stack, given, path=path) for name, stack in views)
@@ -156,7 +156,7 @@ def main_file(conf: Path) -> Path:
     )
 
 
-def _shown(path: Path, root: Path) -> str:
+def _show_path(path: Path, root: Path) -> str:
     return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)
 
 
@@ -173,9 +173,9 @@ def _stage_files(root: Path, pattern: str | None, *, main: Path) -> list[Path]:
     return []
 
 
-def _stacked(layers: list[Layer], stage_path: Path, *, root: Path, hydra: bool) -> list[Layer]:
+def _stack_layers(layers: list[Layer], stage_path: Path, *, root: Path, hydra: bool) -> list[Layer]:
     """Return the layers of a stage, which replaces the file that `defaults` picks from its group."""
-    document = read_document(stage_path, name=_shown(stage_path, root))
+    document = read_document(stage_path, name=_show_path(stage_path, root))
     siblings = [layer for layer in layers if layer.path.parent == stage_path.parent != root]
     header = package_header(document)
     package = header if header is not None else siblings[0].package if hydra and siblings else ""

@@ -271,10 +271,10 @@ def pairs(given: Iterable[str], *, flag: str) -> dict[str, str]:
 
 def overrides_of(given: Iterable[str]) -> dict[str, Value]:
     """Read `--set model.lora.r=16`, with values as YAML reads them."""
-    return {key: _unquoted(value) for key, value in pairs(given, flag="--set").items()}
+    return {key: _unquote(value) for key, value in pairs(given, flag="--set").items()}
 
 
-def _unquoted(text: str) -> Value:
+def _unquote(text: str) -> Value:
     if len(text) >= 2 and text[0] == text[-1] and text[0] in "'\"":
         return text[1:-1]
     return plain_value(text)

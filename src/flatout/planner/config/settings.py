@@ -201,7 +201,7 @@ class _Look:
         if whole is None:
             return found or Setting(value=1, source=NO_KEY), None
         if found is None or found.place is None:
-            return _accumulated(whole, batch_size, ranks), whole
+            return _derive_accumulation(whole, batch_size, ranks), whole
         effective = batch_size.value * found.value * ranks
         if whole.value != effective:
             self.notes.append(
@@ -325,7 +325,7 @@ class _Look:
         return Setting(value=float(number) if number else None, source=found.where, place=found.place)
 
 
-def _accumulated(whole: Setting[int], batch_size: Setting[int], ranks: int) -> Setting[int]:
+def _derive_accumulation(whole: Setting[int], batch_size: Setting[int], ranks: int) -> Setting[int]:
     """Return the accumulation that makes up a global batch."""
     at_once = batch_size.value * ranks
     if whole.value % at_once:

@@ -109,7 +109,7 @@ def lower_sizes(
     names = [name for name in allow if name in judge.forecast.sizes and name != "batch_size"]
     lowered: dict[str, dict[str, int]] = {}
     for stage in stages:
-        over = _lowered(stage, names, judge=judge)
+        over = _lower_stage(stage, names, judge=judge)
         if over is None:
             return {}
         if over:
@@ -117,7 +117,7 @@ def lower_sizes(
     return lowered
 
 
-def _lowered(stage: StageSettings, names: Sequence[str], *, judge: Judge) -> dict[str, int] | None:
+def _lower_stage(stage: StageSettings, names: Sequence[str], *, judge: Judge) -> dict[str, int] | None:
     """Lower one size after the other to 1, then raise the last as far as it goes."""
 
     def fits(over: Mapping[str, int]) -> bool:

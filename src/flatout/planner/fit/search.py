@@ -113,7 +113,7 @@ class GroupSearch:
             return dataclasses.replace(self, deciding=self.stages).fit()
         found[use] = dataclasses.replace(found[use], suggestion=whole_group)
         suggestions = merge_equal(self._suggestions(found, use=use))
-        self.progress.ask(f"{_named(self.deciding)}, evaluation")
+        self.progress.ask(f"{_name_stages(self.deciding)}, evaluation")
         return GroupFit(
             stages=self.stages,
             largest=largest,
@@ -144,7 +144,7 @@ class GroupSearch:
         others = [stage for stage in self.stages if stage not in self.deciding]
         if not others:
             return best
-        self.progress.ask(f"{_named(others)} at batch {best.batch_size}")
+        self.progress.ask(f"{_name_stages(others)} at batch {best.batch_size}")
         peaks = dict(best.peaks)
         for stage in others:
             step = self._step_of(stage, best)
@@ -220,15 +220,15 @@ class GroupSearch:
     def _best(self, checkpointing: bool) -> _Best:
         """Find the largest batch that keeps every effective batch; none if the model has no such switch."""
         switch = ("without", "with")[checkpointing]
-        self.progress.ask(f"{_named(self.deciding)}, largest batch {switch} checkpointing")
+        self.progress.ask(f"{_name_stages(self.deciding)}, largest batch {switch} checkpointing")
         try:
-            return self._searched(checkpointing)
+            return self._search(checkpointing)
         except BadInput:
             if checkpointing == self.checkpointing:
                 raise
             return _Best(largest=NOTHING)
 
-    def _searched(self, checkpointing: bool) -> _Best:
+    def _search(self, checkpointing: bool) -> _Best:
         whole = NOTHING
         if self._in_one_piece and all(stage.accumulation.value == 1 for stage in self.stages):
             whole = self._largest(checkpointing, accumulation=1)
@@ -359,7 +359,7 @@ def expected_traces(stages: Sequence[StageSettings]) -> list[int]:
     return [SEARCH, SEARCH, *left_out, PEAK if stages[0].eval_batch_size is None else SEARCH]
 
 
-def _named(stages: Sequence[StageSettings]) -> str:
+def _name_stages(stages: Sequence[StageSettings]) -> str:
     names = [stage.name for stage in stages]
     return names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
 

@@ -65,7 +65,7 @@ def load_forecast(request: ForecastRequest) -> Forecaster:
     """Load the forecast of a plan; a stage that trains another model gets its own."""
     job = _job(request, request.values)
     found = _forecast(request, job, request.values)
-    differing = _differing(request, job)
+    differing = _find_differing(request, job)
     forecasts = {describe(job): found} if differing else {}
     for name in differing:
         other = _job(request, request.stages[name])
@@ -80,10 +80,10 @@ def load_forecast(request: ForecastRequest) -> Forecaster:
 
 def describe(job: Job) -> str:
     """Describe a model, from a copy without data; another text is another model."""
-    return run_in_child(_described, job)
+    return run_in_child(_describe_model, job)
 
 
-def _described(job: Job) -> str:
+def _describe_model(job: Job) -> str:
     import torch
 
     with torch.device("meta"):
@@ -95,9 +95,9 @@ def _described(job: Job) -> str:
     return "\n".join([repr(model), *parameters])
 
 
-def _differing(request: ForecastRequest, job: Job) -> list[str]:
+def _find_differing(request: ForecastRequest, job: Job) -> list[str]:
     """Return the stages that differ from the first in more than a plan varies."""
-    varied = _varied(request, job)
+    varied = _varied_keys(request, job)
 
     def rest(values: Mapping[str, Value]) -> dict[str, Value]:
         return {key: value for key, value in values.items() if key not in varied}
@@ -105,7 +105,7 @@ def _differing(request: ForecastRequest, job: Job) -> list[str]:
     return [name for name, values in request.stages.items() if rest(values) != rest(request.values)]
 
 
-def _varied(request: ForecastRequest, job: Job) -> frozenset[str]:
+def _varied_keys(request: ForecastRequest, job: Job) -> frozenset[str]:
     return request.keys_of([*PLANNED, *job.sizes]) if request.keys_of else frozenset()
 
 
@@ -135,7 +135,7 @@ def _trace_cache(request: ForecastRequest, job: Job, values: Mapping[str, Value]
     identity = fingerprint(
         request.model,
         settings=values,
-        varied=_varied(request, job),
+        varied=_varied_keys(request, job),
         configs=request.configs,
         options=options,
     )
