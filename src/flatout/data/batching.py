@@ -5,8 +5,8 @@ sized for the worst batch, and the rest is padding.  A budget of tokens with sam
 together fills every batch alike.  How the batches are cut depends on the lengths only, so their number is
 the same in every epoch; shuffling exchanges samples within a bucket and the order of the batches.
 
-Ranks must take the same number of steps, or the last one waits for ever.  A batch more is made by halving
-one, which never breaks the budget and neither drops nor repeats a sample.
+Ranks must take the same number of steps, or the last one waits for ever.  A missing batch is made by halving
+another, which never exceeds the budget and neither drops nor repeats a sample.
 """
 
 from __future__ import annotations

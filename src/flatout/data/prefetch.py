@@ -1,9 +1,10 @@
 """Batches copied to the GPU ahead of their use.
 
-A copy runs beside the GPU's kernels if it starts from page-locked memory on a stream of its own.  The step
-then waits for an event that has long happened.  Two things go wrong by hand: memory of a batch is given to
-the next copy while a kernel still reads it, because the allocator knows only the stream it was taken on
-(so the reading stream is recorded with it); and a loader error or an early `break` leaves a thread behind.
+A copy runs beside the GPU's kernels if it starts from page-locked memory on its own stream.  The step then
+waits for an event that has already happened.  Hand-written code gets two things wrong: the allocator gives
+the memory of a batch to the next copy while a kernel still reads it, because it knows only the stream that
+allocated it (so the reading stream is recorded here); and a loader error or an early `break` leaves a thread
+behind.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How many loader workers a dataset needs, measured.
 
 Workers help where making a batch takes long: they overlap it with the step.  They cost processes, memory and
-the hand-over of every batch, so for data in memory none is often fastest, and more than there are cores
-never helps.  None of that can be told from the number of cores; a few seconds of trials can.
+the transfer of every batch, so for data in memory none is often fastest, and more workers than cores never
+help.  The number of cores does not tell which is best; a few seconds of trials do.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
 rows            Rows, RowTables, VariantRange: which variant each row or range of tokens runs
 factors         Factors: low-rank variants of one linear map
 products/       linear, and the products over ranges of tokens that train factors
-swap            multiplexed, install: any module's linear maps as another variant for each row, and put back
+swap            multiplexed, install: any module's linear maps as another variant for each row
 vectors         steered: a vector for each row added at a layer
 noise/          draw_factors, draw_full, normals: variants drawn as noise, the same on every device
 models/         read_decoder, Decoder: a Hugging Face model as products over its own storage

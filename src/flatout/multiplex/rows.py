@@ -3,8 +3,8 @@
 A *variant* is a small change on shared weights: low-rank factors, or a vector at a layer.  Row i of a batch
 belongs to variant `variants[i]`, or to none: an unperturbed row is `None` and computes exactly what the plain
 model computes.  A row may take its variant with the opposite sign: the two members of an antithetic pair
-share one set of factors and differ in the sign alone.  A sign is 1 or -1, or a multiple of it where noise is
-to be stronger or weaker than its factors say.
+share one set of factors and differ only in the sign.  A sign is 1 or -1, or a multiple of it for noise that
+is stronger or weaker than its factors.
 
 Neighbouring rows of one variant are a `VariantRange`.  A batch of a few long texts packed end to end (the
 adapters' training) is given as ranges of its tokens from the start; `Rows.ranges` gives those of rows.  The

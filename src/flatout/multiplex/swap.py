@@ -1,8 +1,8 @@
-"""Any module's linear maps, run as another variant for each row, and put back.
+"""Run any module's linear maps as another variant for each row, and restore them.
 
-Between `install` and `remove` a named module is of another class: a subclass of its own that differs in
-`forward` alone.  The object, its parameters, its hooks and its place in the model stay what they are, so
-whoever holds a reference holds the multiplexed module, and giving the class back leaves no trace.
+Between `install` and `remove` a named module has another class: a subclass of its own that differs only in
+`forward`.  The object, its parameters, its hooks and its place in the model stay the same, so every reference
+to it sees the multiplexed module, and restoring the class leaves no trace.
 
 The first dimension of every input must be the rows of the batch; what follows (tokens, heads) is free.
 
@@ -71,7 +71,7 @@ class _Change:
 
 
 class Installation:
-    """The modules of a model that are multiplexed; `remove` puts every one of them back."""
+    """The multiplexed modules of a model; `remove` restores every one of them."""
 
     def __init__(self, changes: Mapping[nn.Module, _Change], *, parents: list[nn.Module]) -> None:
         self._swapped: list[tuple[nn.Module, type[nn.Module]]] = []
@@ -83,7 +83,7 @@ class Installation:
         self._hooks = [parent.register_forward_pre_hook(_do_nothing) for parent in parents]
 
     def remove(self) -> None:
-        """Give every module its class back; doing it twice does no harm."""
+        """Restore the class of every module; a second call does nothing."""
         for module, plain in self._swapped:
             module.__class__ = plain
             module.__dict__.pop(_ATTRIBUTE, None)
@@ -142,7 +142,7 @@ def multiplexed(
     *,
     vectors: Mapping[str, FullNoise] | None = None,
 ) -> Iterator[nn.Module]:
-    """Run a block with the model multiplexed; it is put back at the end, also when the block raises."""
+    """Multiplex the model inside the block; restore it at the end, also when the block raises."""
     installation = install(model, factors, rows, vectors=vectors)
     try:
         yield model

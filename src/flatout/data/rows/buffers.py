@@ -1,10 +1,9 @@
 """Memory that batches are written into.
 
-A large buffer taken fresh from the system costs a page fault per 4 KiB, more than the copy into it.  So
-buffers are used again: page-locked ones by torch's host allocator, which waits for the copies that read
-them; ordinary ones here, once nothing refers to them.  A worker's batch travels in shared memory, and one
-that is written there from the start need not be moved; the process that reads it owns it, so a worker
-never sees it again.
+A large new buffer costs a page fault per 4 KiB, more than the copy into it.  So buffers are reused:
+page-locked ones by torch's host allocator, which waits for the copies that read them; ordinary ones here,
+once nothing refers to them.  A worker sends its batch in shared memory, so it is written there from the
+start; the process that reads it owns it, and the worker never sees it again.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Buffers:
     """Hands out uninitialised tensors for the fields of a batch.
 
     `reuse` is the number of buffers kept per field; None keeps two of large fields and none of small ones.
-    With `stays` they are for intermediate results, which no worker hands over.
+    With `stays` they hold intermediate results, which no worker sends.
     """
 
     def __init__(self, *, pinned: bool, reuse: int | None, stays: bool = False) -> None:
@@ -50,7 +49,7 @@ class Buffers:
 
     def plain(self, num_bytes: int) -> bool:
         """Whether any memory will do for a field of this size."""
-        # a forked worker must not ask for CUDA, so the question comes last
+        # last, because a forked worker must not ask for CUDA
         return not self._num_kept(num_bytes) and not self._shares and not self._pins
 
     def _num_kept(self, num_bytes: int) -> int:

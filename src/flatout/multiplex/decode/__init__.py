@@ -1,6 +1,6 @@
 """Batched generation by slots that run different variants.
 
-requests    what is asked and what comes back
+requests    requests and their completions
 sampling    the next token of every row
 cache       keys and values at fixed addresses
 forward     one forward for every family, each row with its own variant

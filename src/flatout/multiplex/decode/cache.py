@@ -1,9 +1,9 @@
 """The static key-value cache: what every slot has seen, at fixed addresses.
 
 A slot's text starts at position 0 and its keys and values lie at their positions, so nothing ever moves.
-What lies beyond a row's own position is never attended: the padding of a prefill is overwritten as the row
-proceeds.  Where it is loaded and given no weight it must be finite all the same (0 times NaN is NaN): there a
-slot is cleared before the next request takes it.
+Attention never looks beyond a row's own position: the padding of a prefill is overwritten as the row
+proceeds.  Where padding is loaded with weight 0 it must still be finite (0 times NaN is NaN): there a slot is
+cleared before the next request takes it.
 
 Shapes: L layers, K key-value heads, S positions, E head width.
 """

@@ -1,9 +1,9 @@
 """Batched generation: slots that run different variants, refilled from a queue of requests.
 
 A decode step reads every weight once, whatever the number of rows, so throughput is the number of rows that a
-step carries.  The slots are those rows.  The host looks at them once in a few steps, takes what has finished
-and gives the free slots to the next requests: their prompts but for the last token run as one batch, and the
-last token is the first that the slot's own step reads.
+step carries.  The slots are those rows.  The host looks at them every few steps, collects what has finished
+and gives the free slots to the next requests: their prompts without the last token run as one batch, and the
+slot's first step reads the last token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Which request sits in which slot: the host's side of a generation.
+"""Which request runs in which slot: the host's side of a generation.
 
-The host knows without asking how far a living row is (every step emits one token), so it asks the device only
-which rows have ended, once in `STRIDE` steps.  A GPU does not wait for that: what it says is copied before
-the last step of a stride, and the host reads it while that step runs.
+The host knows how far a running row is (every step emits one token), so it asks the device only which rows
+have ended, once in `STRIDE` steps.  A GPU does not wait for that: the answer is copied before the last step
+of a stride, and the host reads it while that step runs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from flatout.multiplex.rows import Rows
 if TYPE_CHECKING:
     from flatout.multiplex.decode.steppers import SlotState, Stepper
 
-STRIDE = 8  # steps between two looks of the host; a finished row idles half of it on average
+STRIDE = 8  # steps between two looks of the host; a finished row idles half of them on average
 AHEAD = 1  # steps that a GPU runs while the host looks
 REASONS: tuple[Finished, ...] = ("stop", "eos", "length")  # by SlotState.reason: a stop ends a row that runs
 

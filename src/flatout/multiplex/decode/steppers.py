@@ -4,8 +4,8 @@ All state lies in buffers that keep their addresses: a step reads them and write
 takes no shape from a value.  So a step can be captured as a CUDA graph (one for each bucket of positions that
 attention reads) and replayed without the host.
 
-A row that has finished goes on computing where it stands, and what it writes is never read.  That costs
-nothing beside the other rows, and keeps every shape.
+A finished row keeps computing at its last position, and what it writes is never read.  That costs nothing
+beside the other rows, and keeps every shape.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ it is bound by arithmetic.  On one stream each waits for the one before.  On two
 coefficients are made while the base's product runs, and the gradients of the factors, which nothing reads
 before the update, while the gradient to x is made.
 
-A stream costs the host two waits a branch.  A recorded step pays them once; one that is not pays where its
-kernels outlast their launches, and has no branches elsewhere.
+A branch costs the host two waits.  A recorded step pays them once; any other step branches only where its
+kernels outlast their launches.
 
-Nothing that is made on the second stream needs care when it is freed: it is made right after that stream has
-waited for the current one, so whoever used its memory before is done; and nothing of the current stream's is
-freed before `join`.
+Tensors of the second stream need no care when they are freed: each is made right after that stream has waited
+for the current one, so earlier users of its memory are done; and no tensor of the current stream is freed
+before `join`.
 """
 
 from __future__ import annotations

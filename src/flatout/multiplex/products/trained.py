@@ -7,8 +7,8 @@ products (`ranges`): down to the rank and up again, and up adds to y where it li
 two for x with the factors in each other's place, and two outer products, which are added straight into the
 caller's gradients: no gradient of a factor is ever a tensor of its own.
 
-Backwards, up comes first and the base's product adds to it.  A thin product is bound by the bytes it moves,
-and reading what it adds to would be half of them; the base's is bound by arithmetic, and reads meanwhile.
+In the backward, *up* comes first and the base's product adds to it.  A thin product is bound by the bytes it
+moves, and reading its addend would be half of them; the base's is bound by arithmetic, and reads meanwhile.
 
 Maps that read the same x, like query, key and value, share one product with their weights stacked, so x is
 read once.  Dense products go further: one batched product serves the factors of all maps.  Batched products
@@ -246,8 +246,8 @@ def corrected_maps(
     """Return the corrected result of each map.
 
     `anchor` is any tensor that requires gradients: the first layer's x requires none, and the factors, whose
-    gradients go to the caller's buffers, are no inputs.  `gain` is that of dense products where its own
-    gradient is wanted.
+    gradients go to the caller's buffers, are not inputs.  `gain` is the gain of dense products if it needs a
+    gradient.
     """
     results: tuple[Tensor, ...] = _Corrected.apply(  # type: ignore[no-untyped-call]
         x, anchor, gain, maps, products, dropout

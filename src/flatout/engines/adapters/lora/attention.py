@@ -1,7 +1,7 @@
 """Attention over packed rows: no token sees beyond its own row, whatever rows lie beside it.
 
 Hugging Face models hand query, key and value to a function that is chosen by name; ours is registered under
-`PACKED`.  It finds rows by the layout of the pass that is under way.  On a GPU of compute capability 8.0 or
+`PACKED`.  It finds rows by the layout of the current pass.  On a GPU of compute capability 8.0 or
 more, in half precision, that is one variable-length kernel for all rows of all tasks: padding forms sequences
 of its own, so there is no mask.  Elsewhere each run of blocks of one length is one call of scaled-dot-product
 attention, with the padding masked.

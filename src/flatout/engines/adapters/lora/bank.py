@@ -130,7 +130,7 @@ class AdapterBank:
         place = torch.device(device) if device is not None else next(model.parameters()).device
         self.dtype = dtype
         stops = [site.stop for site in self.sites.values()]
-        # One unit more, so that rows do not begin at multiples of a page, where caches map them together.
+        # One unit more, so that rows do not begin at multiples of a page, which caches map together.
         self.width = max(stops, default=0) + ALIGNMENT
         shape = (len(specs), self.rank, self.width)
         self.factors = torch.zeros(shape, device=place)
@@ -191,8 +191,8 @@ class AdapterBank:
     def initialise(self, seed: int) -> None:
         """Draw A as PEFT does and set B to zero: every adapter begins as the plain model.
 
-        Each factor is drawn from a seed of its own, made of the names, so that adding an adapter or a target
-        changes no other.
+        Each factor is drawn from a seed made of its names, so that adding an adapter or a target changes no
+        other.
         """
         self.factors.zero_()
         for number, spec in enumerate(self.specs):
@@ -219,7 +219,7 @@ class AdapterBank:
         return found
 
     def load_state_dict(self, name: str, state: Mapping[str, Tensor]) -> None:
-        """Take one adapter's factors; every tensor must be there and fit, or nothing is changed."""
+        """Load one adapter's factors; every tensor must be there and fit, or nothing changes."""
         number = self.number(name)
         expected = {key: tensor.shape for key, tensor in self.state_dict(name).items()}
         missing, foreign = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())

@@ -5,9 +5,9 @@ blocks are flattened and put end to end to [1, N], so that the encoder's product
 the tasks' shapes are, and the tokens of one adapter are one range of it.  Attention alone must know where
 rows begin and end; `Layout` holds what it and the adapters read.
 
-What depends on shapes alone is made once per shape and kept; what depends on the lengths of a batch is a few
-small tensors computed on the device, so that nothing waits for the host and a captured CUDA graph sees the
-lengths of its own batch.
+Tensors that depend on shapes alone are made once per shape and kept; those that depend on the lengths of a
+batch are small and computed on the device, so that nothing waits for the host and a captured CUDA graph sees
+the lengths of its own batch.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Padding(NamedTuple):
 class TokenBlock:
     """Rows of one adapter: `ids` [rows, length] int64, `lengths` [rows] of real tokens, at least 1 each.
 
-    A row that only fills the rectangle has length 1 and no target.  `types` are token type numbers, or None
+    A padding row has length 1 and no target.  `types` are token type numbers, or None
     where the tokenizer gives none.
     """
 
@@ -137,7 +137,7 @@ def block_of(
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What of a block is known without looking at its values."""
+    """The shape of a block: what is known without its values."""
 
     adapter: int
     num_rows: int

@@ -1,10 +1,10 @@
 """Cross-entropy over a vocabulary whose logits are never held whole.
 
-A logit is cheap to compute and large to keep: 2,048 target tokens against 50,000 words are 400 MB in
-float32, and autograd keeps them, their softmax and its gradient.  But the loss of a token needs only its own
-row, and the gradient of that row is known at once: softmax minus one at the target.  So a few hundred rows
-at a time are multiplied out, reduced to their loss and to their gradient in `hidden`, and forgotten.  The
-backward pass has nothing left to do but to scale, and no product is computed twice.
+Logits are cheap to compute and large to keep: 2,048 target tokens against 50,000 words are 400 MB in float32,
+and autograd keeps them, their softmax and its gradient.  But the loss of a token needs only its own row, and
+the gradient of that row is known at once: softmax minus one at the target.  So a few hundred rows at a time
+are computed, reduced to their loss and to their gradient in `hidden`, and freed.  The backward only scales,
+and no product is computed twice.
 
 Legend: M target tokens, H width, V vocabulary.
 """

@@ -2,11 +2,10 @@
 
 The blocks of all tasks go through the Hugging Face model once, as one row of N tokens.  Its linear maps add
 the correction of the adapter that owns each range of tokens (`multiplex.products.trained`), its attention
-keeps rows apart (`attention`), and everything else in an encoder works token by token and never sees the
-difference.
+keeps rows apart (`attention`), and everything else in an encoder works token by token, packed or not.
 
-The model is not rebuilt: while a pass runs, the forward of adapted linear maps and the name of the attention
-function are ours; between passes, and for anyone else who calls it, it is the plain model.
+The model is not rebuilt: during a pass, adapted linear maps have another forward and the config names another
+attention function; between passes, and for other callers, it is the plain model.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ KEPT_FRAMES = 32  # shapes of batches whose tensors are kept
 
 @dataclass(kw_only=True, slots=True)
 class _Group:
-    """Maps that read the same x, and in a pass what the first call computed for those that follow."""
+    """Maps that read the same x, and during a pass the results that the first call computed for all."""
 
     names: list[str]
     maps: Maps | None = None  # made when it is first needed
@@ -92,7 +91,7 @@ class PackedEncoder:
         self.kernel: Decision[Kernel] = attention.choose_kernel(device=self.device, dtype=self.dtype)
         self._path = path
         self._pass: _Pass | None = None
-        self._calls: list[tuple[str, Tensor]] | None = None  # which map read which input, where that is asked
+        self._calls: list[tuple[str, Tensor]] | None = None  # which map read which input, if recorded
         self._groups: list[_Group] = []
         self._places: dict[str, tuple[_Group, int]] = {}
         self._prepared: OrderedDict[Shapes, Prepared] = OrderedDict()
@@ -190,7 +189,7 @@ class PackedEncoder:
         return prepared
 
     def close(self) -> None:
-        """Give the model back as it was, but for its precision."""
+        """Restore the model, except for its precision."""
         for module in self._opened:
             del vars(module)["forward"]
         self._opened.clear()
@@ -210,7 +209,7 @@ class PackedEncoder:
     def _open(self) -> None:
         self.model.to(self.dtype).eval().requires_grad_(False)
         if self._pooler is not None:
-            self.model.pooler = None  # it reads the first token of the whole pack
+            self.model.pooler = None  # it would read the first token of the whole pack
         if self.bank is None:
             return
         modules = dict(self.model.named_modules())
@@ -337,7 +336,7 @@ class PackedEncoder:
                     f"{type(self.model).__name__} gives other states when rows are packed",
                     hint="use one with absolute positions and bidirectional attention: BERT, RoBERTa, MiniLM",
                 )
-            self._layers = None  # its layers are not those of its family
+            self._layers = None  # its layers differ from those of its family
 
 
 def _is_recorded(device: torch.device) -> bool:

@@ -1,8 +1,8 @@
 """One training step for all adapters: a forward, a loss per task, one backward, an update per adapter.
 
-The losses of all tasks are summed and go back at once.  A task's loss reaches only the tokens of its own
-rows, and those reach only its own adapter, so the sum's gradient is every task's gradient: this is training
-each alone, in one pass.
+The losses of all tasks are summed for one backward.  A task's loss reaches only the tokens of its own rows,
+and those reach only its own adapter, so the sum has every task's gradient: each trains as if alone, in one
+pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from flatout.engines.adapters.lora.recorder import Recorder
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 
-CPU_STATES = 131_072  # numbers in the states of one pass on a CPU: more leave the caches (measured)
+CPU_STATES = 131_072  # numbers in the states of one pass on a CPU: more do not fit its caches (measured)
 
 
 class FusedStep:
@@ -77,7 +77,7 @@ class FusedStep:
         return tensors, {**numbers, "not_finite": self.num_not_finite()}
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Go on from `state`."""
+        """Continue from `state`."""
         self.optimizer.load_state(tensors, numbers)
         counts = numbers.get("not_finite", {})
         self._bad.copy_(torch.tensor([float(counts.get(name, 0)) for name in self.bank.names]))
@@ -155,8 +155,8 @@ class FusedStep:
     def _guard(self, states: Sequence[Tensor], losses: Tensor) -> None:
         """Let no gradient of a loss that is not finite into the encoder.
 
-        There, dense products multiply foreign rows by zero, and zero times NaN is NaN: one task
-        would take the step from all.
+        There, dense products multiply foreign rows by zero, and zero times NaN is NaN: one task would spoil
+        the step of all.
         """
         if not states[0].requires_grad:  # heads alone
             return
@@ -184,7 +184,7 @@ def _unless(is_bad: Tensor, zero: Tensor, gradient: Tensor) -> Tensor:
 def half_precision(encoder: PackedEncoder) -> torch.autocast:
     """Return the autocast for heads and losses: the encoder's precision where that is half."""
     half = encoder.dtype != torch.float32
-    # A cast that autocast keeps for later would belong to the graph that made it.
+    # A cast that autocast caches would belong to the graph that made it.
     return torch.autocast(
         encoder.device.type,
         dtype=encoder.dtype if half else torch.bfloat16,

@@ -1,8 +1,8 @@
 """The gradients of one update, summed over its batches in their order, whichever process ran them.
 
-Sums round, so their order decides the last bits.  A product that adds to a gradient in place may round at
-other places than one that begins at zero.  So each batch begins at zero, its gradients are put aside, and
-they are added one after the other: in one process, or each process its share of the numbers (`total`).
+Sums round, so their order decides the last bits, and a product that adds to a gradient in place may round
+differently from one that begins at zero.  So each batch begins at zero, its gradients are set aside, and they
+are added one after the other: in one process, or by each process for its share of the numbers (`total`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Total = Callable[[Tensor], Tensor]  # [batches of this process, N] to the sum ov
 
 
 class GradientSum:
-    """Takes the gradients of every batch of an update, and with the last one writes their sum."""
+    """Collects the gradients of every batch of an update, and after the last one writes their sum."""
 
     def __init__(self, total: Total = fold) -> None:
         self._total = total
@@ -34,7 +34,7 @@ class GradientSum:
         return cls() if accumulation > 1 and device.type == "cpu" else None
 
     def add(self, gradients: list[Tensor], *, last: bool) -> None:
-        """Put aside what one batch gave: the gradients are zero again, or with the last one the whole sum."""
+        """Set aside the gradients of one batch and zero them; after the last batch, write the whole sum."""
         self._parts.append(torch.cat([each.reshape(-1) for each in gradients]))
         if not last:
             torch._foreach_zero_(gradients)

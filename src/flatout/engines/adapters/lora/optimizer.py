@@ -1,9 +1,9 @@
 """The optimizers of adapters that are trained together, each as if it were alone.
 
 An adapter and its head are one *group* with an AdamW, a schedule, a norm to clip to and (in float16) a loss
-scale of its own.  What several tasks share, like a decoder, is one more group.  A schedule counts updates of
-its group: warm-up, then a straight line that reaches 0 at its last update.  A finished adapter leaves: it is
-not updated any more, and its rows need not be in the batch.
+scale of its own.  Modules that several tasks share, like a decoder, are one more group.  A schedule counts
+updates of its group: warm-up, then a straight line that reaches 0 at its last update.  A finished adapter
+leaves: it is no longer updated, and its rows need not be in the batch.
 
 Nothing here waits for the device except the loss scales of float16, so that a whole step can be captured in a
 CUDA graph; learning rates are tensors there, which are written between replays.
@@ -73,7 +73,7 @@ class AdapterOptimizer:
 
     `settings` and `heads` go by the names of adapters; settings of what is shared are under "shared".  With
     `loss_scaling` every group has a loss scale; parameters that several tasks share tie them to one.
-    `shared_by` are the adapters whose tasks use what is shared (None: all); it rests when none of them is on.
+    `shared_by` are the adapters whose tasks use `shared` (None: all); it rests when none of them is active.
     """
 
     def __init__(
@@ -167,7 +167,7 @@ class AdapterOptimizer:
         """Clip and update these adapters and the shared group; then zero every gradient."""
         updated = [name for name in self._updated(names) if self._groups[name].optimizer is not None]
         if self._scalers:
-            self.gradients(names)  # a scale can only be taken back from gradients that are there
+            self.gradients(names)  # only gradients that exist can be unscaled
             self._update_scaled(updated)
         else:
             _update_if_finite([self._groups[name] for name in updated])
@@ -204,7 +204,7 @@ class AdapterOptimizer:
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Go on from `state`; BadInput where it is another optimizer's."""
+        """Continue from `state`; BadInput where it belongs to another optimizer."""
         if numbers["num_steps"].keys() != self._groups.keys():
             raise BadInput(
                 f"the state has {', '.join(numbers['num_steps'])}; this run has {', '.join(self._groups)}",
@@ -272,8 +272,8 @@ def _trained(module: nn.Module | None) -> list[nn.Parameter]:
 def _update_if_finite(groups: list[_Group]) -> None:
     """Clip and step every group, but leave one as it is where its gradients' norm is not finite.
 
-    Adapters share products, in which a foreign factor meets a zero; but zero times infinity is NaN.  So
-    what is not finite must never become a parameter: one adapter that diverges would end all of them.
+    Adapters share products, which multiply foreign factors by zero, and zero times infinity is NaN.  So no
+    parameter may become infinite or NaN: one adapter that diverges would end all of them.
 
     The norms of all groups are taken together, and AdamW clips while it reads the gradients, as it takes back
     the scale of a GradScaler: a dozen launches for all, and nothing waits for the device.

@@ -1,10 +1,11 @@
-"""What the shapes of a batch decide, made once for all batches of these shapes: where tokens lie, and with
-which products the adapters correct them.
+"""What the shapes of a batch decide: where tokens lie, and by which products adapters correct them.
+
+It is made once for all batches of the same shapes.
 
 Maps that share their input have a second choice.  Batched products do the least arithmetic, but need three
-launches where dense ones need one (`multiplex.products.trained`); up to some ten thousand tokens the GPU is
-done with either before the host has launched the next, so there the fewest launches win.  A recorded step
-launches nothing and keeps to the least arithmetic.
+launches where dense ones need one (`multiplex.products.trained`); up to some ten thousand tokens the GPU
+finishes either before the host has launched the next, so the fewest launches win.  A recorded step launches
+nothing and keeps the least arithmetic.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """A training step recorded once as a CUDA graph and replayed for every batch of the same shapes.
 
-A small step is bound by the host: a thousand kernels of a few microseconds each, and each must be launched.
-A graph launches them at once.  It reads its inputs from fixed addresses, so a batch is first copied there,
-all its tensors in a few kernels; everything else that a step reads and writes (factors, gradients, moments,
-learning rates) has its fixed address anyway.
+A small step is bound by the host, which launches a thousand kernels of a few microseconds each.  A graph
+launches them at once.  It reads its inputs from fixed addresses, so a batch is first copied there in a few
+kernels; everything else that a step reads and writes (factors, gradients, moments, learning rates) has a
+fixed address anyway.
 
-Recording pays where the same shapes come again, so shapes are counted first; the first time they run eagerly,
-which a recording needs anyway.  Steps whose kernels outlast their launches gain nothing.  What cannot be
+Recording pays for shapes that occur again, so shapes are counted; the first time they run eagerly, which a
+recording needs anyway.  Steps whose kernels outlast their launches gain nothing.  A step that cannot be
 recorded runs eagerly, and the decision says why.
 """
 
@@ -33,7 +33,7 @@ GRAPH_TOKENS = 65_536  # tokens of a step beyond which its kernels outlast their
 SEEN_BEFORE = 1  # times that shapes must have occurred before they are worth recording
 KEPT_GRAPHS = 48  # joint training has six kinds of batches, each in as many shapes as there are buckets
 KEPT_COUNTS = 4096  # shapes whose occurrences are counted
-ATTEMPTS = 2  # recordings that may break off before steps run eagerly for good
+ATTEMPTS = 2  # failed recordings before all steps run eagerly
 
 Step = Callable[[Sequence[Any]], Tensor]
 
@@ -106,16 +106,16 @@ def capture(step: Step, batches: Sequence[Any], *, device: torch.device, pool: A
     torch.cuda.synchronize(device)
     stream, drawn = torch.cuda.current_stream(device), torch.cuda.get_rng_state(device)
     # In this mode only this thread's calls can break the recording: a loader that pins memory, or a monitor,
-    # may go on in another one.
+    # may run in another thread.
     recording = torch.cuda.graph(
         graph, pool=pool, stream=_recording_stream(device), capture_error_mode="thread_local"
     )
     try:
-        # destroying a graph, an event or pinned memory would break a recording off
+        # destroying a graph, an event or pinned memory would break a recording
         with without_collection(), recording:
             losses = step(fixed)
     except RuntimeError:
-        torch.cuda.set_stream(stream)  # a recording that breaks off leaves its own stream behind
+        torch.cuda.set_stream(stream)  # a failed recording leaves its own stream current
         _draw_on(device, drawn)
         raise
     return Captured(
@@ -203,7 +203,7 @@ class Recorder:
         try:
             return capture(step, batches, device=self._encoder.device, pool=self._pool, kept=kept)
         except RuntimeError as error:
-            # A loss that asks the device for a number breaks every recording off; another cause may pass.
+            # A loss that reads a number from the device breaks every recording; another cause may pass.
             self._failures += 1
             self._pool = None
             if self._failures >= ATTEMPTS:

@@ -1,12 +1,12 @@
 """What the router sees of a text: means of its states under the frozen encoder, computed once and kept.
 
-The last states tell what a text is about; how it is written (a docstring, a line of a menu) is told by the
-words themselves and by the first layers.  So the means are taken at four depths, from the words alone to the
-last layer; benchmarks/LOG.md says what that is worth.
+The last states say what a text is about; the words themselves and the first layers say how it is written (a
+docstring, a line of a menu).  So the means are taken at four depths, from the words alone to the last layer;
+benchmarks/LOG.md says what that is worth.
 
-No adapter touches these states, so they are the same in every epoch: training the router for E epochs on kept
-features costs one pass of the encoder instead of E.  A file is named by what it was computed from, the
-encoder's weights and every token, so that a changed model or a changed row can never meet an old feature.
+No adapter changes these states, so they are the same in every epoch: training the router for E epochs on
+stored features costs one pass of the encoder instead of E.  A file is named by the encoder's weights and
+every token, so that a changed model or row never gets an old feature.
 
     N rows   H width of a feature: DEPTHS times that of the encoder
 """
@@ -70,7 +70,7 @@ def features_of(
     kept = None if path is None else _read(path, len(examples))
     together = None
     if ranks is not None and ranks.num_ranks > 1 and ranks.texts("" if kept is None else "kept")[0] == "":
-        together, kept = ranks, None  # the first has none, so all compute
+        together, kept = ranks, None  # the first rank has none, so all compute
     if kept is not None:
         return kept
     rows_NH = _compute(encoder, examples, pad_id=pad_id, tokens=tokens, ranks=together)

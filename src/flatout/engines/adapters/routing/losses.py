@@ -1,12 +1,12 @@
-"""What a router is trained for, beyond being right.
+"""The losses that a router minimises.
 
     router        cross-entropy of the right task
-    confidence    margin: confidence stands apart from one half, above it where the choice is right
+    confidence    margin: confidence is well above one half where the choice is right, else well below
     balance       variance of how much more or less adapters are used than needed
     efficiency    probability spent on adapters that get too little of it to matter
-    consistency   texts that are alike go the same way: KL divergence of similar rows
-    entropy       a bonus: weights that stay open keep a gradient
-    temperature   (T - 1)²: the logits, not the temperature, do the work
+    consistency   similar texts go the same way: KL divergence of similar rows
+    entropy       a bonus: undecided weights keep a gradient
+    temperature   (T - 1)²: the logits, not the temperature, should decide
     task          in joint training, the tasks' own losses under the mixed adapters
 
 Each is one expression over the batch; none waits for the device.
@@ -42,7 +42,7 @@ class RouterLosses:
     entropy: float = 0.01
     temperature: float = 0.01
     task: float = 1.0
-    margin: float = 0.4  # how far confidence stands from one half
+    margin: float = 0.4  # the distance of confidence from one half
     negligible: float = 0.1  # a probability under this is lost
     similar: float = 0.9  # rows whose cosine reaches this are alike
 
@@ -97,7 +97,7 @@ def right_task(log_probabilities_BT: Tensor, tasks_B: Tensor) -> Tensor:
 def confidence_margin(routing: Routing, tasks_B: Tensor, *, margin: float) -> Tensor:
     """Penalise confidence less than `margin` above one half where the choice is right, or below where not.
 
-    Whether it is right is taken as a fact: the loss moves the confidence, not the choice.
+    Whether the choice is right is taken as given: the loss changes the confidence, not the choice.
     """
     is_right_B = routing.log_probabilities.detach().argmax(dim=-1) == tasks_B
     sign_B = torch.where(is_right_B, 1.0, -1.0)

@@ -9,9 +9,9 @@ trust the choice.  A network that has fitted its training rows calls everything 
 calibrated on rows it has not learned from (`calibrate`): the logits by one factor, the confidence by a
 logistic regression on the top probability and on what the confidence head says.
 
-Logits learned from unequal tasks hold the tasks' shares of the rows (log p(task | text) is log p(text | task)
-plus the logarithm of the share) and settle a doubt in favour of the task with more rows.  Where every task is
-to count alike, the calibration takes the shares out again; benchmarks/LOG.md says what that is worth.
+Logits learned from tasks of unequal size contain the tasks' shares of the rows (log p(task | text) is
+log p(text | task) plus the logarithm of the share) and resolve a doubt in favour of the larger task.  Where
+every task counts the same, the calibration removes the shares; benchmarks/LOG.md says what that is worth.
 
     B rows   H width of the encoder   T tasks   K adapters that are mixed
 """
@@ -116,7 +116,7 @@ class Router(nn.Module):
         """Choose adapters, calibrated and without dropout.
 
         A row whose confidence reaches `threshold` gets its `top_k` adapters, weighted by their probabilities
-        brought back to a sum of one; any other row gets its best adapter alone, or all of them alike.
+        scaled to a sum of one; any other row gets its best adapter alone, or all of them equally.
         """
         logits_BT, sureness_B = self._evaluate(features_BH)
         factor, of_head, of_top, bias = self.calibration.unbind()
@@ -143,8 +143,8 @@ class Router(nn.Module):
     def calibrate(self, features_BH: Tensor, tasks_B: Tensor, *, log_shares_T: Tensor | None = None) -> None:
         """Fit the calibration on rows that the router has not learned from.
 
-        With the logarithms of the tasks' shares of the rows it learned from, tasks count alike from here on:
-        the shares are taken out of the logits for good, and rows of small tasks weigh more in the fit.
+        With the logarithms of the tasks' shares of the training rows, every task counts the same from here
+        on: the shares are removed from the logits for good, and rows of small tasks weigh more in the fit.
         """
         num_rows = len(tasks_B)
         with torch.no_grad():

@@ -6,8 +6,8 @@
 The limit is a plain forward over the distinct tokens, cut after the last wanted layer.  Batches are filled by
 a budget of tokens with texts of similar length together, the shortest first; the two answers of a pair share
 the computation of their prompt where that saves more than a second, short pass costs.  While a GPU runs a
-batch, the texts of the next are tokenised and the results of the last travel to the host.  A batch that does
-not fit halves the budget, and what is done stays done.
+batch, the texts of the next are tokenised and the results of the previous are copied to the host.  A batch
+that does not fit halves the budget, and finished results are kept.
 
 Shapes: N texts, L wanted layers, D width.
 """
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 GPU_BATCH_TOKENS, MOST_GPU_BATCH_TOKENS = 4096, 65536
 GPU_BATCH_WORK = 8 * 10**12  # tokens times parameters: some 40 ms of a large GPU, twice what launching takes
 CPU_BATCH_TOKENS = 256
-WINDOW_CHARACTERS = 2  # for every token of a batch: half a batch or so is tokenised at a time
-BATCH_BYTES = 32 << 20  # of values: nothing runs while those of the last batch come home
+WINDOW_CHARACTERS = 2  # for every token of a batch: about half a batch is tokenised at a time
+BATCH_BYTES = 32 << 20  # of values: nothing runs while the values of the last batch are copied
 SHARD_BYTES = 32 << 20  # rows wait in memory for the store until they are worth a file,
 SHARD_S = 30.0  # or until a kill would cost this much work
 

@@ -101,7 +101,7 @@ class Continuation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StudyRecord:
-    """A study and what came of it."""
+    """A study and its results."""
 
     name: str
     model: str

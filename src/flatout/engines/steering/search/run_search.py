@@ -53,7 +53,7 @@ def split_of(settings: SearchSettings) -> QuestionSplit:
 def run_search(settings: SearchSettings, *, on_progress: OnProgress, on_event: OnEvent) -> StudyRecord:
     """Search as the first worker of a study, and conclude it."""
     split = split_of(settings)
-    read_neutral(settings.neutral)  # it is needed at the end, which is no time to find it missing
+    read_neutral(settings.neutral)  # it is needed at the end: find out now if it is missing
     if settings.judge is not None:
         find_judge(settings.judge)
     if settings.sampler == "cmaes":
@@ -76,7 +76,7 @@ def run_search(settings: SearchSettings, *, on_progress: OnProgress, on_event: O
         worker = SearchWorker(settings, split, loaded, vectors, on_progress=on_progress, on_event=on_event)
         study = study_of(settings, worker=FIRST)
         search = worker.search_in(study)
-        # What is written here binds the next call: nothing is before all of it has proved right.
+        # What is written here binds the next call, so everything is checked before it.
         path = save_settings(settings.folder, settings)
         if not has_vectors:
             save_vectors(vectors, settings.vectors_folder)

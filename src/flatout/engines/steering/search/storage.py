@@ -83,10 +83,10 @@ def open_storage(where: str | Path) -> optuna.storages.BaseStorage:
 class PatientStorage:
     """A storage on a server: requests that fail while the server is away are repeated until it is back.
 
-    Nothing is asked again before the first answer.  A question that fails may have been answered, and the
-    answer alone was lost: attributes, values and parameters are then written again as they are; a trial that
-    was ended stays ended; and of one that was begun twice the second has an owner, and the first is failed
-    when the search ends.
+    Nothing is repeated before the first answer.  A request that failed may have been carried out, and only
+    its answer lost: attributes, values and parameters are then written again unchanged; a finished trial
+    stays finished; and of a trial that was begun twice the second has an owner, and the first fails when the
+    search ends.
     """
 
     def __init__(self, storage: Any) -> None:

@@ -5,8 +5,8 @@ another machine, or be killed at any moment.  What a killed worker had finished 
 was running is taken over by another.  The process that starts them is the first worker itself: it relays what
 the others say, passes an interrupt on, and takes over what they leave open.
 
-A worker whose starter is gone must not keep a GPU for itself.  Its standard input is a pipe that nobody
-writes to; when it closes, the starter has ended, and the worker ends as if interrupted.
+A worker must not keep its GPU after its starter has ended.  Its standard input is a pipe that nobody writes
+to; when it closes, the starter has ended, and the worker ends as if interrupted.
 """
 
 from __future__ import annotations
