@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flatout.memory.cuda.formulas import round_up
+from flatout.ground.units import round_up
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)

@@ -35,7 +35,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatout.memory.cuda.formulas import Formula, round_up
+from flatout.ground.units import round_up
+from flatout.memory.cuda.formulas import Formula
 
 ALIGNED_BYTES = 16
 WIDE, WIDE_GRADIENT = 512, 256  # channels, from which products that are not aligned are copied

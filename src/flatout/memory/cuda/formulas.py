@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from flatout.ground.units import round_up
+
 ASSUMED_MULTIPROCESSORS = 132  # of an H200, assumed for a GPU whose own are not known
 WARP, MOST_THREADS, THREADS_PER_MULTIPROCESSOR = 32, 512, 2048
 FEWEST_VALUES, MOST_VALUES = 16, 256  # that one thread adds
@@ -27,10 +29,6 @@ class Formula(NamedTuple):
     @property
     def num_bytes(self) -> int:
         return FORMULAS[self.name](*self.counts)
-
-
-def round_up(count: int, multiple: int) -> int:
-    return -(-count // multiple) * multiple
 
 
 def partial_sums(num_outputs: int, num_inputs: int, num_multiprocessors: int) -> int:

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from flatout.memory.cuda.formulas import round_up
+from flatout.ground.units import round_up
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)

@@ -28,6 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from flatout.ground.units import round_up
+
 UNIT_BYTES = 512
 _MIB = 2**20 // UNIT_BYTES
 _SMALL = _MIB  # the largest request of the small pool
@@ -239,7 +241,7 @@ def segment_length(need: int) -> int:
     """Return the segment to request from the driver for an allocation, both in units."""
     if need <= _SMALL:
         return _SMALL_SEGMENT
-    return _LARGE_SEGMENT if need < _OWN_SEGMENT else -(-need // _ROUND_SEGMENT) * _ROUND_SEGMENT
+    return _LARGE_SEGMENT if need < _OWN_SEGMENT else round_up(need, _ROUND_SEGMENT)
 
 
 class _Segments(_Pools):
@@ -336,7 +338,7 @@ class _Expandable(_Pools):
             for key in list(keys):
                 start = key & _ADDRESS
                 end = start + (key >> _SHIFT)
-                first = -(-start // page) * page  # bases are multiples of a page, so are gaps
+                first = round_up(start, page)  # bases are multiples of a page, so are gaps
                 last = end // page * page
                 if first < last:
                     self.remove(keys, key)

@@ -13,7 +13,6 @@ from flatout.memory.cuda.formulas import (
     block_sums,
     partial_sums,
     pieces_of_a_table,
-    round_up,
     sorted_indices,
     sums_of_blocks,
 )
@@ -55,12 +54,6 @@ def test_a_table_of_one_row_is_summed_in_pieces_of_ten_rows(count: int, num_rows
     assert sorted_indices(count) == 8 * count
     assert pieces_of_a_table(count, num_rows, width) >= pieces_of_a_table(count, 1, width)
     assert pieces_of_a_table(count, num_rows, width) >= 4 * width * (count // 10)
-
-
-@given(st.integers(0, 1 << 40), st.integers(1, 4096))
-def test_rounding_up_gives_the_next_multiple(count: int, multiple: int) -> None:
-    assert round_up(count, multiple) % multiple == 0
-    assert 0 <= round_up(count, multiple) - count < multiple
 
 
 def test_a_formula_is_evaluated_from_its_counts() -> None:
