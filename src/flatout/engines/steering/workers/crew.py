@@ -131,9 +131,9 @@ class _WorkerProcess:
             start_new_session=True,
         )
         assert self._process.stderr is not None
+        on_progress(f"worker {plan.name} is process {self._process.pid}")  # before anything it says
         self._reader = threading.Thread(target=self._relay, args=(self._process.stderr,), daemon=True)
         self._reader.start()
-        on_progress(f"worker {plan.name} is process {self._process.pid}")
 
     def _relay(self, stream: IO[str]) -> None:
         for line in stream:
