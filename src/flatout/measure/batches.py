@@ -168,14 +168,14 @@ def aside(array: Any) -> Any:
 
     A tensor shares its bytes and its version counter with the handle; anything without a counter is copied.
     """
-    if not hasattr(array, "detach") or array.is_inference():
+    if not _is_tensor(array) or array.is_inference():
         return copied(array)
     return array.detach().requires_grad_(array.requires_grad)
 
 
 def copied(array: Any) -> Any:
     """Copy an array into its own memory, page-locked if the original was."""
-    if not hasattr(array, "detach"):
+    if not _is_tensor(array):
         return copy.copy(array)
     values = array.detach()
     twin = values.clone()
@@ -183,4 +183,14 @@ def copied(array: Any) -> Any:
 
 
 def _version(array: Any) -> int:
-    return array._version if hasattr(array, "detach") and not array.is_inference() else 0
+    return array._version if _is_tensor(array) and not array.is_inference() else 0
+
+
+def _is_tensor(array: Any) -> bool:
+    """Return whether an array is a tensor of torch; a lazy kernel matrix has `detach` as well."""
+    return hasattr(array, "detach") and hasattr(array, "is_inference")
+
+
+def is_computed(value: Any) -> bool:
+    """Return whether gradients flow into an object that is not a tensor: its graph lasts for one step."""
+    return any(getattr(array, "requires_grad", False) and not _is_tensor(array) for array in arrays_of(value))

@@ -28,7 +28,7 @@ from flatout.measure.arms.knock_out.leave_out import (
     training_suites,
     trains,
 )
-from flatout.measure.batches import KeptBatch, arrays_of, halve, num_rows
+from flatout.measure.batches import KeptBatch, arrays_of, halve, is_computed, num_rows
 from flatout.measure.clock import EXCLUDED
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.patches import Patches, compile_sizes_apart
@@ -198,6 +198,9 @@ class ServedStatements(Arm):
 
     def keep(self, number: int, values: Any) -> None:
         if number not in self._numbers:
+            return
+        if is_computed(values):
+            self.refusal = "the statements make no batch: gradients flow into what they make"
             return
         clock = self._statements.loaders.clock
         clock.enter(EXCLUDED)

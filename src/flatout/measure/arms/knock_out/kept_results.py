@@ -300,4 +300,7 @@ def _tensor(held: _Held, values: Sequence[Any]) -> Any:
     if not held.requires_grad or not torch.is_grad_enabled():
         return held.tensor.detach()
     tied = attached(held.tensor, inputs)
-    return tied if tied.requires_grad else held.tensor.detach().requires_grad_()
+    if tied.requires_grad:
+        return tied
+    source = torch.zeros((), requires_grad=True)  # a leaf of its own could not be changed in place
+    return attached(held.tensor, [source])

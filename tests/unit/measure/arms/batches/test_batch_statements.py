@@ -17,6 +17,7 @@ import torch
 from flatout.measure.arms.arm import Arm
 from flatout.measure.arms.batches import batch_statements
 from flatout.measure.arms.batches.batch_statements import SWITCH, BatchStatements
+from flatout.measure.batches import KeptBatch
 from flatout.measure.clock import Clock
 from flatout.measure.evidence import ModuleCall, Place
 from flatout.measure.loading.loaders import LoaderWatch
@@ -174,6 +175,29 @@ def test_a_batch_is_made_once_and_then_served_whole_or_halved(tmp_path: Path, so
     job.num_batches = 0
     job.run()
     assert job.num_batches == 6
+
+
+def test_a_lazy_matrix_with_gradients_is_not_a_batch(tmp_path: Path) -> None:
+    """It has `detach` and the like, but it is not a tensor, and its graph lasts for one step."""
+
+    class Lazy:
+        shape, dtype, requires_grad = (8, 3), torch.float32, True
+
+        def detach(self) -> Lazy:
+            return self
+
+        def __getitem__(self, index: int) -> Lazy:
+            return self
+
+    job = Job(GET_BATCH, tmp_path)
+    job.run()
+    cached, _ = job.arms()
+    job.num_batches = 0
+    lazily = lambda: (job.get_batch()[0], Lazy())  # noqa: E731
+    job.run(cached, get_batch=lazily, loss_of=lambda out, y: job.loss_of(out, out))
+    assert job.num_batches == 6
+    assert "gradients flow into what they make" in (cached.refusal or "")
+    assert KeptBatch([Lazy()]).serve() is not None
 
 
 def test_each_of_several_batches_in_a_step_is_kept(tmp_path: Path) -> None:

@@ -116,6 +116,15 @@ def test_results_of_inputs_without_a_shape_are_kept_in_two_steps() -> None:
     assert plain.are_known
 
 
+def test_a_result_that_only_parameters_give_gradients_may_be_changed_in_place() -> None:
+    kept, weight = results(), torch.ones(2, requires_grad=True)
+    call(kept, torch.zeros(2), lambda x: x + weight)
+    next_step(kept)
+    given = call(kept, torch.zeros(2), torch.exp)
+    given.add_(1).sum().backward()
+    assert given.tolist() == [2, 2] and weight.grad is None
+
+
 def test_gradients_of_zero_flow_on_to_the_inputs_and_none_inside() -> None:
     kept, weight = results(), torch.ones(2, requires_grad=True)
     source = torch.ones(2, requires_grad=True)
