@@ -111,6 +111,8 @@ def test_a_job_is_offered_what_suits_it() -> None:
     eight = replace(LOADER, num_workers=8)
     assert 4 in proposed(evidence(loaders=(eight,)))["loader-workers"]
     assert 0 in proposed(evidence(loaders=(eight,)))["loader-workers"]
+    assert 8 in proposed(evidence(loaders=(replace(eight, persistent_workers=False),)))["loader-workers"]
+    assert 8 not in proposed(evidence(loaders=(replace(eight, persistent_workers=True),)))["loader-workers"]
 
 
 @pytest.fixture

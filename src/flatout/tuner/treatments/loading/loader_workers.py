@@ -17,7 +17,10 @@ MOST = 16
 
 
 def propose(case: Case) -> list[Value]:
-    """Propose counts around what the cores allow, if the step waits for its batches."""
+    """Propose counts around what the cores allow, if the step waits for its batches.
+
+    The script's own count is among them if its workers end with every epoch.
+    """
     evidence = case.evidence
     loaders = [loader for loader in evidence.loaders if loader.trains and loader.num_workers is not None]
     wait_s, step_s = evidence.phase_s("wait"), evidence.step_s
@@ -28,7 +31,9 @@ def propose(case: Case) -> list[Value]:
         return []
     cores = max(1, round(evidence.host.cores or 1))
     counts: set[int] = {1, 2, cores // 2, cores, 2 * cores, now // 2, 0 if now else 1}
-    return [*sorted({min(count, MOST) for count in counts} - {now}, key=lambda count: abs(count - cores))]
+    is_lasting = not now or loaders[0].persistent_workers
+    found = {min(count, MOST) for count in counts} - {now} | (set() if is_lasting else {now})
+    return [*sorted(found, key=lambda count: abs(count - cores))]
 
 
 def install(patches: Patches, value: Value) -> None:
