@@ -126,3 +126,17 @@ def test_ranks_are_told_what_torchrun_tells_them() -> None:
     first, second = launches(2)
     assert (first["RANK"], second["RANK"], second["LOCAL_RANK"], first["WORLD_SIZE"]) == ("0", "1", "1", "2")
     assert first["MASTER_PORT"] == second["MASTER_PORT"] and int(first["MASTER_PORT"]) > 0
+
+
+def test_a_patched_script_starts_without_the_tools_that_patch_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    loop = SCRIPT.replace("x = torch.randn(16, 8)", "torch.cuda.empty_cache(); x = torch.randn(16, 8)")
+    loop = loop.replace(
+        "    optimizer.step()\n", "    optimizer.step()\n    assert 'libcst' not in sys.modules\n"
+    )
+    (tmp_path / "train.py").write_text(loop)
+    with Trials(["train.py"], module=False, plan=PLAN) as trials:
+        found = trials.run([Dose(name="dropped-calls", value="train.py")])
+    assert verdict.failure(found) is None

@@ -74,4 +74,6 @@ class Tuning:
                 f"Nothing is proven. Of {len(self.tried)} treatments: {', '.join(open_ones)}; see why above."
                 + (" A calmer machine shows smaller gains." if num["undecided"] else "")
             )
+        if self.tried and num["not tried"] == len(self.tried):
+            return "Nothing was tried; see why above."
         return "No treatment that was tried gains: the script is as fast as these treatments can make it."

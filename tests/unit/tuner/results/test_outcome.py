@@ -28,5 +28,6 @@ def test_it_is_said_why_nothing_was_kept() -> None:
     assert "no time for 1 of 2" in tuning(("no gain", "x"), ("not tried", NO_TIME)).why_nothing()
     found = tuning(("no gain", "x"), ("wrong numbers", "x"), ("failed", "x"), ("failed", "y")).why_nothing()
     assert "Of 4 treatments: 1 with other numbers, 2 failed" in found and "calmer" not in found
+    assert tuning(("not tried", "it does not suit")).why_nothing() == "Nothing was tried; see why above."
     assert "A calmer machine" in tuning(("undecided", "x")).why_nothing()
     assert str(tuning(("no gain", "x")).tried[0]) == "threads 2"
