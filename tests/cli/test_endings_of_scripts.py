@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from flatout.measure.evidence_file import load_evidence
+from flatout.measure.run.lineage import UNFINISHED
 from tests.support.cli import (
     ARMS,
     BRIEFLY,
@@ -88,6 +89,26 @@ def test_a_script_that_fails_without_a_statement_is_measured_with_it(tmp_path: P
     assert "Traceback" not in outcome.stderr
     (finding,) = [line for line in outcome.stdout.splitlines() if line.startswith("FO207")]
     assert "n/a" in finding  # a share, and no ceiling: nothing was left out
+
+
+def test_an_error_of_the_script_itself_is_laid_to_no_arm(tmp_path: Path) -> None:
+    outcome = diagnose("misbehaves.py", "raise", save=tmp_path / "evidence.json")
+    assert outcome.code == 2, outcome.stderr
+    assert outcome.stderr.count("ValueError: the data end here\n") == 1  # its traceback
+    evidence = outcome.evidence
+    assert evidence is not None
+    assert (evidence.job.ended, evidence.job.error) == ("crashed", "ValueError: the data end here")
+    assert not [arm for arm in evidence.arms_not_run if "failed" in arm.reason]
+
+
+@pytest.mark.parametrize(("way", "where"), [("wait", "misbehaves.py"), ("native", "native code")])
+def test_a_job_that_waits_for_ever_is_ended_and_reported(way: str, where: str, tmp_path: Path) -> None:
+    outcome = diagnose("misbehaves.py", way, save=tmp_path / "evidence.json", options=("--seconds", "4"))
+    evidence = outcome.measured
+    assert 0 < len(evidence.steps) <= 60  # of one that is killed, those of the blocks that had ended
+    (reason,) = [reason for reason in evidence.missing if reason.startswith(UNFINISHED)]
+    assert where in reason
+    assert ("finally\n" in outcome.stdout) == (way == "wait")
 
 
 def test_an_interrupt_that_meets_a_job_which_an_arm_has_just_ended_ends_the_diagnosis(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from flatout.ground.script.main import START
 from flatout.measure.evidence import Evidence, Loader
 from flatout.measure.evidence_file import load_evidence
 from flatout.measure.run.child import MODULE
-from flatout.measure.run.lineage import ARM_FAILED
+from flatout.measure.run.lineage import ARM_FAILED, FAILED_BESIDE, FAILED_UNDER
 from tests.support.measure import BRIEF, flatout, with_schedule
 from tests.support.warm_python import warm
 
@@ -75,9 +75,9 @@ def observe(*command: str | Path, save: Path, folder: Path = SCRIPTS) -> Outcome
         if done.returncode != ARM_FAILED:
             return outcome
         assert outcome.evidence is not None
-        found = {arm.label: arm.reason for arm in outcome.evidence.arms_not_run if "failed" in arm.reason}
-        assert skipped.keys() < found.keys(), done.stderr
-        skipped = found
+        failed = {arm.label: arm.reason for arm in outcome.evidence.arms_not_run if "failed" in arm.reason}
+        assert skipped.keys() < failed.keys(), done.stderr
+        skipped = {label: reason.replace(FAILED_BESIDE, FAILED_UNDER) for label, reason in failed.items()}
 
 
 def diagnose(

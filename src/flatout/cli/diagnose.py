@@ -39,7 +39,7 @@ def diagnose(
         bool, switch("--keep-running", "Let the job finish after the measurement, and exit with its code.")
     ] = False,
     seconds: Annotated[
-        float, flag("--seconds", "N", "Limit the diagnosis to N seconds from the job's start.")
+        float, flag("--seconds", "N", "Limit the diagnosis to N seconds, imports included.")
     ] = 60.0,
 ) -> None:
     """Run an unmodified training script and say why its steps are slow.

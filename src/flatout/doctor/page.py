@@ -108,7 +108,9 @@ def _summary(evidence: Evidence, findings: Sequence[Finding]) -> Html:
         "Share: the part of the step spent on this cause. "
         "Ceiling: how much faster the step gets without it, measured."
     )
-    return section("Findings", listed, note=note, anchor="findings")
+    short = short_of_time(evidence)
+    more = () if short is None else (tag("p", short),)
+    return section("Findings", listed, *more, note=note, anchor="findings")
 
 
 def _step(evidence: Evidence) -> Html | None:

@@ -19,7 +19,7 @@ from flatout.doctor.finding import Ceiling, Finding, FixSafety
 from flatout.ground.units import UNKNOWN, show_interval, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, ObservedJob, Place, Rank
-from flatout.measure.run.schedule import NO_TIME
+from flatout.measure.run.schedule import ENDED_FIRST, NO_TIME
 
 LEAST_UNEXPLAINED = 0.1  # of the step: less needs no explanation
 LEAST_SHOWN = 0.02  # of the step, a line
@@ -29,6 +29,7 @@ LEAST_DIFFERENT = 1.05  # the step's speed-up over the job's, to show both
 NARROW = 0.1  # an interval this close to 1 shows that a cause is not the limit
 LEAST_ROOFLINE = 0.1  # of the step, for one whose operators do some work
 SMALL_CALL_S = 50e-6  # between the operator calls of a step that makes too many
+MORE_STEPS = "Give it more steps or epochs."
 ENOUGH_STEPS, SET_UP_S = 100, 30.0  # steps to look for causes in; seconds before the first of them, about
 STRAGGLES = 1.1  # a rank this much slower than the median of all
 
@@ -362,22 +363,31 @@ def too_little(evidence: Evidence) -> str | None:
         return f"{little} the job ended after {number} {steps}. Let it run for {ENOUGH_STEPS} steps."
     return (
         f"{little} {number} {steps} of {show_seconds(evidence.step_s)} fitted into the time. "
-        f"Try --seconds {_enough_s(evidence.step_s)}."
+        f"Try --seconds {_enough_s(evidence)}."
     )
 
 
 def short_of_time(evidence: Evidence) -> str | None:
-    """Say how long to run if arms were left out for lack of time; None if none was."""
-    number = sum(arm.reason == NO_TIME for arm in evidence.arms_not_run)
-    if not number or evidence.step_s is None:
+    """Say what to do if arms were left out because the time was up or the job ended; None otherwise."""
+    num_late = sum(arm.reason == NO_TIME for arm in evidence.arms_not_run)
+    num_ended = sum(arm.reason == ENDED_FIRST for arm in evidence.arms_not_run)
+    if evidence.step_s is None:
         return None
-    arms = "one arm" if number == 1 else f"{number} arms"
-    return f"No time was left for {arms}: try --seconds {_enough_s(evidence.step_s)}."
+    if num_ended:
+        return f"The job ended before {_arms(num_ended)} could be measured. {MORE_STEPS}"
+    return (
+        f"No time was left for {_arms(num_late)}: try --seconds {_enough_s(evidence)}." if num_late else None
+    )
 
 
-def _enough_s(step_s: float) -> int:
-    """Return the whole minutes that measuring a job with such steps takes, its start included."""
-    return 60 * math.ceil((SET_UP_S + ENOUGH_STEPS * step_s) / 60)
+def _arms(number: int) -> str:
+    return "one arm" if number == 1 else f"{number} arms"
+
+
+def _enough_s(evidence: Evidence) -> int:
+    """Return the whole minutes that measuring such a job takes, its start included."""
+    set_up_s = sum(episode.seconds for episode in evidence.episodes if episode.kind == "set-up")
+    return 60 * math.ceil((max(SET_UP_S, set_up_s) + ENOUGH_STEPS * (evidence.step_s or 0.0)) / 60)
 
 
 def unexplained(evidence: Evidence) -> str | None:

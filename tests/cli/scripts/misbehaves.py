@@ -1,5 +1,6 @@
 """A loop that ends badly, or will not end, in the way its first argument names."""
 
+import ctypes
 import os
 import signal
 import sys
@@ -43,6 +44,12 @@ def train():
                 sys.exit(3)
             if WAY == "leave" and num_steps == 60:
                 os._exit(3)
+            if WAY == "raise" and num_steps == 230:
+                raise ValueError("the data end here")
+            if WAY == "wait" and num_steps == 60:
+                threading.Event().wait()
+            if WAY == "native" and num_steps == 60:
+                ctypes.PyDLL(None).pause()  # holds the interpreter's lock
 
 
 if WAY == "thread":
@@ -54,5 +61,10 @@ elif WAY == "watched":
     watcher.start()
     train()
     trained.set()
+elif WAY == "wait":
+    try:
+        train()
+    finally:
+        print("finally")
 else:
     train()

@@ -82,6 +82,8 @@ def _parts(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
         yield ""
         codes = dict.fromkeys(finding.code for finding in diagnosis.findings)
         yield Text(f"Examples of these fixes, before and after: flatout rules {' | '.join(codes)}")
+        if (short := short_of_time(evidence)) is not None:
+            yield Text(short)
     else:
         yield from _nothing_found(evidence)
     if len(evidence.ranks) > 1:

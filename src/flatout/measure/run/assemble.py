@@ -14,6 +14,7 @@ from typing import Any
 from flatout import __version__
 from flatout.ground.codec import decode, encode, round_floats
 from flatout.ground.torchrun import read_launch
+from flatout.ground.units import show_seconds
 from flatout.measure.arms.arm import ONE_BATCH, REAL
 from flatout.measure.arms.switches.optimizer_step import describe
 from flatout.measure.evidence import (
@@ -39,6 +40,8 @@ from flatout.measure.run.observer import Observer
 from flatout.measure.run.ranks.agreement import unwatched_processes
 from flatout.measure.run.rows import build_steps
 
+MOST_SET_UP = 0.5  # of the time; more is worth a word
+MORE_STEPS = "give it more steps or epochs"
 MOST_SHOWN_LINES = 60  # of a removed block
 MOST_SHOWN_PATHS = 40  # paths whose source lines the evidence carries
 OF_AN_ARM = ("place", "last_line", "function", "value", "roofline_s", "parent")
@@ -51,6 +54,11 @@ class Ending:
     ended: Ended
     exit_code: int | None = None
     error: str | None = None
+
+    @property
+    def is_its_own(self) -> bool:
+        """Whether the job came to its own end; a job that was killed has no exit code."""
+        return self.ended in ("finished", "crashed") and self.exit_code is not None
 
 
 @dataclass(slots=True)
@@ -99,11 +107,13 @@ class Assembly:
             stacks=tools.stacks,
             episodes=episodes,
             counterfactuals=counterfactuals,
-            arms_not_run=observer.arms_not_run(each.label for each in counterfactuals),
+            arms_not_run=observer.arms_not_run(
+                (each.label for each in counterfactuals), job_ended=ending.is_its_own
+            ),
             **observer.process.evidence(real_s=sum(row.host_s for row in observer.rows if row.arm == REAL)),
             roofline=_roofline(observer),
             precision=_precision(observer, [call.autocast for call in modules]),
-            missing=tuple(_missing(observer)),
+            missing=tuple(_missing(observer, ending)),
         )
         evidence = replace(evidence, sources=observer.user_code.sources(_places(evidence)))
         return decode(Evidence, round_floats(encode(evidence)))
@@ -277,18 +287,25 @@ def _scales_loss() -> bool:
     return any(each.is_enabled() for each in live_objects(kinds))
 
 
-def _missing(observer: Observer) -> list[str]:
+def _missing(observer: Observer, ending: Ending) -> list[str]:
     missing = list(dict.fromkeys(observer.tools.missing))
     if observer.loaders.mutated:
         missing.append("cached batches: the script changes its batches in place, so some were fetched again")
     unwatched = None if observer.rows else unwatched_processes()
     if unwatched is not None:
         missing.append(unwatched)
+    advice = f"; {MORE_STEPS}" if ending.is_its_own else ""
     if observer.warm_up is not None:
-        missing.append("every pass after warm-up: the job ended before its steps were steady")
-    elif observer.rounds is None and not observer.finished and observer.blocks:
+        missing.append(f"every pass after warm-up: the job ended before its steps were steady{advice}")
+    elif observer.rounds is None and not (observer.finished or observer.out_of_time) and observer.blocks:
         done, total = observer.block_number, len(observer.blocks)
-        missing.append(f"the job ended after {done} of {total} planned blocks")
+        missing.append(f"the job ended after {done} of {total} planned blocks{advice}")
+    set_up_s = (observer.first_step_s or observer.began_s) - observer.began_s
+    if set_up_s > MOST_SET_UP * observer.options.seconds:
+        missing.append(
+            f"much of the time: imports and set-up took {show_seconds(set_up_s)} until the first step, "
+            f"of --seconds {observer.options.seconds:.0f}"
+        )
     if observer.out_of_time:
         missing.append("the remaining passes: the time was up (--seconds)")
     return missing

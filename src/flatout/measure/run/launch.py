@@ -38,9 +38,13 @@ from flatout.measure.evidence_file import load_evidence, save_evidence
 from flatout.measure.run.child import MODULE
 from flatout.measure.run.lineage import (
     ARM_FAILED,
+    DUE,
     END,
     FAILED_ARM,
+    FAILED_UNDER,
+    LEAST_SET_UP_S,
     NOT_WRITTEN,
+    OVERDUE_S,
     UNFINISHED,
     adopt_orphans,
 )
@@ -53,6 +57,9 @@ SCRATCH = "FLATOUT_SCRATCH"  # names the folder for a script's writes, if they a
 SCRIPTS_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
 MOST_RETRIES = 3
 ITS_WORDS = "its last output is above"
+MORE_TIME = "try a larger --seconds, or run less of it"
+LOOK_S = 1.0  # between looks at whether the job is late
+NEWS_S = 10.0  # for a job that should have said more
 
 
 def default_evidence_path(command: Sequence[str]) -> Path:
@@ -93,6 +100,7 @@ def run_job(
         "keep_running": keep_running,
         "seconds": seconds,
         "skipped": {},
+        "failed_at": {},
         "parent": os.getpid(),
         "scratch": os.environ.get(SCRATCH),
     }
@@ -105,6 +113,9 @@ def run_job(
     evidence = _read(own_path, before, end, command[0])
     if end.interrupted and end.code == ARM_FAILED:  # the interrupt met a job that an arm had just ended
         evidence = dataclasses.replace(evidence, job=dataclasses.replace(evidence.job, ended="interrupted"))
+        save_evidence(evidence, own_path)
+    if end.killed and evidence.job.ended == "crashed":
+        evidence = _of_killed(evidence)
         save_evidence(evidence, own_path)
     if distributed and read_launch().is_first:
         evidence = exchange.gather(evidence)
@@ -126,16 +137,17 @@ def _run_within(
     """
     deadline_s = time.monotonic() + options["seconds"]
     for _attempt in range(1 + MOST_RETRIES):
-        began_s = time.monotonic()
+        options["began_s"] = began_s = time.monotonic()
         end = _run_child(options, to_stderr, on_progress)
         now_s = time.monotonic()
         if end.interrupted or end.code != ARM_FAILED or end.failed_arm is None:
             return end
         if not distributed and deadline_s - now_s < now_s - began_s:
             break
-        label, reason = end.failed_arm
-        on_progress(f"{label}: {reason}; measuring again without it")
-        options["skipped"][label] = reason
+        label, how, num_steps = end.failed_arm
+        on_progress(f"{label}: {FAILED_UNDER}{how}; measuring again without it")
+        options["skipped"][label] = FAILED_UNDER + how
+        options["failed_at"][label] = num_steps
         if not distributed:
             options["seconds"] = deadline_s - now_s
         agreement.begin_another_attempt()
@@ -161,7 +173,8 @@ class _End:
 
     code: int
     interrupted: bool
-    failed_arm: tuple[str, str] | None = None  # its label, and how the job failed under it
+    killed: bool = False  # because it did not end in time
+    failed_arm: tuple[str, str, int] | None = None  # its label, how the job failed under it, after which step
 
 
 def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[str], None]) -> _End:
@@ -169,7 +182,8 @@ def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
     adopt_orphans()
-    told = _Told()
+    set_up_s = max(options["seconds"], LEAST_SET_UP_S) + OVERDUE_S
+    told = _Told(due_s=None if options["keep_running"] else time.monotonic() + set_up_s)
     with Interrupts(hold=True) as interrupts:
         try:
             process = subprocess.Popen(
@@ -199,7 +213,8 @@ class _Told:
     """What the observed process reported beside its progress."""
 
     errors: list[str] = field(default_factory=list)
-    failed_arm: tuple[str, str] | None = None
+    failed_arm: tuple[str, str, int] | None = None
+    due_s: float | None = None  # when to expect the job's end or more news, on the monotonic clock
     has_begun: bool = False  # a step was seen
 
 
@@ -210,8 +225,10 @@ def _follow(reader: int, on_progress: Callable[[str], None], told: _Told) -> Non
             if text.startswith("error: "):
                 told.errors.append(text.removeprefix("error: "))
             elif text.startswith(FAILED_ARM):
-                label, reason = json.loads(text.removeprefix(FAILED_ARM))
-                told.failed_arm = (label, reason)
+                label, how, num_steps = json.loads(text.removeprefix(FAILED_ARM))
+                told.failed_arm = (label, how, num_steps)
+            elif text.startswith(DUE):
+                told.due_s = time.monotonic() + float(text.removeprefix(DUE))
             else:
                 told.has_begun = True
                 on_progress(text)
@@ -221,7 +238,8 @@ def _wait(process: subprocess.Popen[bytes], interrupts: Interrupts, told: _Told)
     """Wait for the job; Ctrl-C and SIGTERM reach it, and it gets time to save what it knows."""
     try:
         interrupts.release()
-        return _End(code=process.wait(), interrupted=False)
+        killed = not _ends_in_time(process, told)
+        return _End(code=process.wait(), interrupted=False, killed=killed)
     except KeyboardInterrupt as interrupt:
         if isinstance(interrupt, Terminated):
             process.send_signal(END)
@@ -233,6 +251,22 @@ def _wait(process: subprocess.Popen[bytes], interrupts: Interrupts, told: _Told)
         process.kill()
         code = process.wait()
     return _End(code=code, interrupted=True)
+
+
+def _ends_in_time(process: subprocess.Popen[bytes], told: _Told) -> bool:
+    """Wait for the job, and kill it if it neither ends nor says that it will.
+
+    A job ends itself when its time is up, unless native code keeps the interpreter's lock.
+    """
+    num_late = 0
+    while num_late <= NEWS_S / LOOK_S:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=LOOK_S)
+            return True
+        is_late = told.due_s is not None and time.monotonic() >= told.due_s
+        num_late = num_late + 1 if is_late else 0
+    process.kill()
+    return False
 
 
 def _wait_for_end(process: subprocess.Popen[bytes], told: _Told) -> int:
@@ -306,7 +340,17 @@ def _read(path: Path, before: tuple[int, int] | None, end: _End, name: str) -> E
         return load_evidence(path)
     if end.interrupted:
         raise Interrupted("interrupted before any step was measured")
+    if end.killed:
+        raise NothingMeasured(f"{name}: the time was up before a step was measured", hint=MORE_TIME)
     raise ScriptFailed(f"{name} {_how_it_ended(end)} before any step was measured", hint=ITS_WORDS)
+
+
+def _of_killed(evidence: Evidence) -> Evidence:
+    """Return the evidence that a job had saved when it was killed, because its time was up."""
+    job = dataclasses.replace(evidence.job, ended="measured", exit_code=0, error=None)
+    reason = f"{UNFINISHED}: native code had not returned when the time was up (--seconds)"
+    missing = [each for each in evidence.missing if not each.startswith("the job ended")]
+    return dataclasses.replace(evidence, job=job, missing=(*missing, reason))
 
 
 def _how_it_ended(end: _End) -> str:
@@ -331,7 +375,7 @@ def _check_ending(evidence: Evidence, end: _End, path: Path, name: str) -> None:
     if not num and unfinished is not None:
         raise NothingMeasured(
             f"{name}: the time was up before a step was measured; {unfinished}",
-            hint="try a larger --seconds, or run less of it",
+            hint=MORE_TIME,
         )
     if not num:
         hint = "no optimizer, backward or repeated model call was seen; flatout.step() can mark steps"

@@ -20,6 +20,12 @@ import sys
 ARM_FAILED = 75  # the script raised or hung under an arm: run it again without that arm
 NOT_WRITTEN = 74  # the evidence could not be written
 FAILED_ARM = "arm failed: "  # begins the progress line that names the arm
+# Why an arm brought nothing: the job went on where it ran without the arm, or could not run again.
+FAILED_UNDER = "the script failed under it: "
+FAILED_BESIDE = "the script failed while it ran, and did not run again without it: "
+DUE = "news in: "  # begins the progress line that tells when to expect the end or more such news, in seconds
+LEAST_SET_UP_S = 120.0  # until the first step, however short the diagnosis
+OVERDUE_S = 5.0  # after the time is up, for the step under way
 UNFINISHED = "the step under way"  # begins what the evidence says of a step that was cut short
 
 END = getattr(signal, "SIGRTMAX", signal.SIGTERM)  # asks the observed process to save what it knows and end

@@ -5,6 +5,7 @@ It lives in the job's process and acts only when steps end, on the training thre
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import sys
@@ -30,7 +31,7 @@ from flatout.measure.phases import install_phases, install_transfers, narrow_mod
 from flatout.measure.process.watch import ProcessWatch
 from flatout.measure.run import steps
 from flatout.measure.run.episodes import heaviest
-from flatout.measure.run.lineage import UNFINISHED
+from flatout.measure.run.lineage import LEAST_SET_UP_S, OVERDUE_S, UNFINISHED
 from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks import unsynchronised
 from flatout.measure.run.ranks.agreement import Agreement, group_store
@@ -38,6 +39,7 @@ from flatout.measure.run.ranks.network import measure_network
 from flatout.measure.run.rows import StepRow, build_steps
 from flatout.measure.run.schedule import (
     DEAREST_PASS,
+    ENDED_FIRST,
     FOR_PASSES,
     LONG_STEP_S,
     PASSES_AT,
@@ -54,7 +56,9 @@ from flatout.measure.run.watchdog import Watchdog
 from flatout.measure.statistics import compare
 from flatout.measure.user_code import UserCode, framework_around
 
-OVERDUE_S, OVERDUE = 20.0, 3  # a step after the deadline: at least these seconds, and this multiple of others
+LEAST_STEPS_S = 5.0  # from the first step on, or the whole time if that is shorter
+OVERDUE = 20  # typical steps, for the one under way when the time is up: an instrument slows it tenfold
+LEAST_NEWS_S = 1.0  # between two announcements of the end
 MOST_SHOWN = 4  # lines of a step that was cut short, outermost first
 HANGS_S, HANGS = 8.0, 5  # a block of an arm: at least these seconds, and this multiple of a real block's time
 FEWEST_WARM_UP = 2  # steps, if the time is up before the job is warm
@@ -67,9 +71,11 @@ class ObserverOptions:
     """What a diagnosis may do to the job."""
 
     folder: str
-    seconds: float = 60.0  # for the whole diagnosis, from here on
+    seconds: float = 60.0  # for the whole diagnosis
+    began_s: float | None = None  # when it began, on the monotonic clock; None: now
     counterfactuals: bool = True  # False if the job's own training must stay as it is
     skipped: Mapping[str, str] = field(default_factory=dict)  # arms under which the job failed, and how
+    plain_steps: int = 0  # before the first arm: an earlier run failed after as many, perhaps by itself
     any_thread: bool = True  # False if the thread that made the observer trains
     same: bool = False  # also measure steps under which nothing changes
     proposers: tuple[Propose, ...] = PROPOSERS
@@ -87,11 +93,13 @@ class Observer:
         on_block_end: Callable[[], None] = lambda: None,
         on_stuck: Callable[[Arm], None] = lambda arm: None,
         on_overdue: Callable[[], None] = lambda: None,
+        on_due: Callable[[float], None] = lambda seconds: None,
         make_warm_up: Callable[[], WarmUp] = WarmUp,
     ) -> None:
         self.options = options
         self.on_finished, self.on_progress, self.on_block_end = on_finished, on_progress, on_block_end
-        self.on_stuck, self.on_overdue, self.make_warm_up = on_stuck, on_overdue, make_warm_up
+        self.on_stuck, self.on_overdue, self.on_due = on_stuck, on_overdue, on_due
+        self.make_warm_up = make_warm_up
         self.patches = Patches()
         self._narrowed = Patches()
         self.outermost_types: set[type] = set()
@@ -107,7 +115,11 @@ class Observer:
         self.batch_statements = BatchStatements(self.user_code, self.loaders)
         self.process = ProcessWatch(self.clock, self.user_code)
         self.watchdog = Watchdog()
-        self.deadline_s = time.monotonic() + options.seconds
+        self.began_s = time.monotonic() if options.began_s is None else options.began_s
+        self.deadline_s = self.began_s + options.seconds
+        self.first_step_s: float | None = None  # when the first step ended, on the monotonic clock
+        self._announced_s = 0.0  # when the job was last said to be overdue, on the same clock
+        self.skipped = dict(options.skipped)
         self.optimizer: Any = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
         self.made_at: weakref.WeakKeyDictionary[Any, Place | None] = weakref.WeakKeyDictionary()
@@ -245,6 +257,8 @@ class Observer:
         else:
             self.framework = framework_around(sys._getframe())
         self._in_line_s()
+        if self.first_step_s is None:
+            self._note_first_step()
         self.begun = True
         self.loaders.keeping = self._is_kept_next()
         self._counts = (self.loaders.num_batches, self.num_forwards, self.num_backwards)
@@ -257,6 +271,13 @@ class Observer:
             self.marks.detailed = self.position < DETAILED_STEPS
             if self.position == 0 or self.block_number != block:
                 self.marks.restart()
+
+    def _note_first_step(self) -> None:
+        """Leave the steps some time, however long the imports took."""
+        self.first_step_s = time.monotonic()
+        least_s = min(LEAST_STEPS_S, self.options.seconds)
+        self.deadline_s = max(self.deadline_s, self.first_step_s + least_s)
+        self._announce()  # at once: the next step may never end
 
     def _is_kept_next(self) -> bool:
         """Return whether to keep the next batch: only a real block's last ones, because more cost time."""
@@ -331,6 +352,7 @@ class Observer:
                     self._propose_for_ranks()
                     with self.tools.guard("network"):
                         self.tools.network = measure_network(self.device, group_store())
+                self.on_block_end()
                 self._begin_block(self.arm)
             return
         self.tools.step_end()
@@ -360,6 +382,11 @@ class Observer:
             self._begin_block(self.arm)
 
     @property
+    def num_steps(self) -> int:
+        """How many steps of the job have ended."""
+        return self.anchor.counts[self.anchor.current] if self.anchor.current is not None else 0
+
+    @property
     def seconds_left(self) -> float:
         return self.deadline_s - time.monotonic()
 
@@ -371,24 +398,42 @@ class Observer:
         return False
 
     @property
-    def is_overdue(self) -> bool:
-        """Return whether the time is up in a step that takes far longer than others, such as an evaluation.
+    def due_s(self) -> float:
+        """Return when the step under way is overdue on the monotonic clock: an evaluation, or one that hangs.
 
         Ranks wait for the end of the step, because they must all do the same.
         """
-        if self.seconds_left > 0 or not self.begun or self.finished or self.removed or self.agreement.shared:
-            return False
+        if self.agreement.shared:
+            return math.inf
+        if self.first_step_s is None:
+            return self.began_s + max(self.options.seconds, LEAST_SET_UP_S) + OVERDUE_S
+        if self.seconds_left > 0:
+            return self.deadline_s + OVERDUE_S
         usual_s = statistics.median(row.host_s for row in self.rows) if self.rows else 0.0
-        return now() - self._step_began_s > max(OVERDUE_S, self.options.seconds, OVERDUE * usual_s)
+        began_s = time.monotonic() - (now() - self._step_began_s)
+        return max(self.deadline_s + OVERDUE_S, began_s + OVERDUE * usual_s)
+
+    @property
+    def is_overdue(self) -> bool:
+        """Return whether the time is up, and has been for a while, in a step that goes on."""
+        return not self.finished and not self.removed and time.monotonic() > self.due_s
 
     def _look_at_time(self) -> None:
         if self.is_overdue:
             self.on_overdue()
+        elif not self.finished and not self.removed:
+            self._announce()
+
+    def _announce(self) -> None:
+        due_s = self.due_s
+        if abs(due_s - self._announced_s) > LEAST_NEWS_S:
+            self._announced_s = due_s
+            self.on_due(due_s - time.monotonic())
 
     def cut_short(self) -> None:
         """Finish inside the step under way, and note which line holds it."""
         self.finished = self.out_of_time = True
-        took_s = now() - self._step_began_s
+        took_s = time.monotonic() - self.began_s if self.first_step_s is None else now() - self._step_began_s
         looks = [each for each in self.lookout.looks if each.time_s > self._step_began_s and each.places]
         lines = heaviest(looks)[0][:MOST_SHOWN] if looks else ()
         held = f", most of it at {', in '.join(map(str, lines))}" if lines else ""
@@ -500,7 +545,7 @@ class Observer:
             self._propose((kept_batches.propose, unsynchronised.propose)),
             step_s=1.0,
             seconds=self.seconds_left,
-            skipped=self.options.skipped,
+            skipped=self.skipped,
         )
         self.arms = self.rounds.arms
         return list(self.arms.values())
@@ -511,13 +556,16 @@ class Observer:
             return []
         if not self.options.counterfactuals:
             return self._last_block() or self._next_pass()
+        num_plain = self.options.plain_steps - self.num_steps
+        if self.rounds is None and num_plain > 0:
+            return [StepBlock(arm=REAL, num_steps=num_plain)]
         if self.rounds is None:
             same = [Same()] if self.options.same else []
             self.rounds = Rounds(
                 [*same, *self._propose(self.options.proposers)],
                 step_s=self._real_step_s(),
                 seconds=self.seconds_left,
-                skipped=self.options.skipped,
+                skipped=self.skipped,
                 last=REAL if self.blocks[-1].arm == REAL else None,
             )
             self.arms = self.rounds.arms
@@ -571,13 +619,24 @@ class Observer:
         rows = [row for row in self.rows if row.arm in (arm.label, arm.baseline)]
         return compare(build_steps(rows), label=arm.label, baseline=arm.baseline, kind=arm.kind)
 
-    def arms_not_run(self, measured: Iterable[str]) -> tuple[ArmNotRun, ...]:
-        """Return arms without a figure, and arms that failed before and were not proposed again."""
-        found = self.rounds.not_run(measured=measured) if self.rounds is not None else ()
+    def acquit(self, labels: Iterable[str]) -> None:
+        """Note that the job does not fail because of these arms."""
+        for label in labels:
+            reason, self.skipped[label] = self.skipped[label], ENDED_FIRST
+            for arm in self.arms.values():  # also those that are compared with it
+                if label in (arm.label, arm.baseline) and reason in (arm.refusal or ""):
+                    arm.refusal = ENDED_FIRST
+
+    def arms_not_run(self, measured: Iterable[str], *, job_ended: bool = False) -> tuple[ArmNotRun, ...]:
+        """Return arms without a figure, and arms that failed before and were not proposed again.
+
+        `job_ended`: the job came to its own end, and so did the time for its arms.
+        """
+        found = self.rounds.not_run(measured=measured, job_ended=job_ended) if self.rounds is not None else ()
         known = {*self.arms, *(arm.label for arm in found)}
         return found + tuple(
             ArmNotRun(kind=label.partition(" ")[0], label=label, reason=reason)
-            for label, reason in self.options.skipped.items()
+            for label, reason in self.skipped.items()
             if label not in known
         )
 

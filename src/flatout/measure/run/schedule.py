@@ -48,6 +48,7 @@ GAIN = 1.05  # a smaller gain is not worth a round
 SUSPICIOUS = 0.1  # of the step: a single block without a gain does not clear an arm this suspicious
 NARROW = 0.2  # an interval narrower than this share of the speed-up is narrow enough
 NO_TIME, UNTIMED = "no time was left for it", "its steps could not be timed"
+ENDED_FIRST = "the job ended first"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -272,14 +273,16 @@ class Rounds:
             return num >= FEWEST_ROUNDS or arm.suspicion < SUSPICIOUS
         return num >= FEWEST_ROUNDS and gained.speedup_high - gained.speedup_low < NARROW * gained.speedup
 
-    def not_run(self, *, measured: Iterable[str]) -> tuple[ArmNotRun, ...]:
+    def not_run(self, *, measured: Iterable[str], job_ended: bool = False) -> tuple[ArmNotRun, ...]:
         """Return the arms without a figure, with the reason."""
         done = set(measured)
+        too_late = ENDED_FIRST if job_ended else NO_TIME
+        untimed = ENDED_FIRST if job_ended else UNTIMED
         return tuple(
             ArmNotRun(
                 kind=arm.kind,
                 label=label,
-                reason=arm.refusal or (UNTIMED if self._num_blocks[label] else NO_TIME),
+                reason=arm.refusal or (untimed if self._num_blocks[label] else too_late),
                 place=arm.place,
                 last_line=arm.last_line,
             )

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -28,11 +28,22 @@ from flatout.measure.evidence_file import save_evidence
 from flatout.measure.patches import Patches
 from flatout.measure.process.redirect import Mirror, redirect_torch, redirect_writes
 from flatout.measure.run.assemble import Assembly, Ending
-from flatout.measure.run.lineage import ARM_FAILED, END, FAILED_ARM, NOT_WRITTEN, is_orphan
+from flatout.measure.run.lineage import (
+    ARM_FAILED,
+    DUE,
+    END,
+    FAILED_ARM,
+    FAILED_BESIDE,
+    FAILED_UNDER,
+    NOT_WRITTEN,
+    is_orphan,
+)
 from flatout.measure.run.observer import Observer, ObserverOptions
 from flatout.measure.run.ranks.agreement import keep_attempts_apart
 
-UNWIND_S = 20.0
+UNWIND_S = 20.0  # for `finally` blocks, which may write a checkpoint
+LEAVE_S = 15.0  # for saving the evidence and leaving
+PAST_FAILURE = 2  # steps: the one that failed, and one more
 MOST_SWALLOWED = 3
 MOST_WORDS = 300
 MOST_SAVING = 0.1  # of the time, for saving intermediate evidence
@@ -55,6 +66,8 @@ class JobOptions:
     seconds: float
     skipped: dict[str, str]  # arms under which the job failed before, and how
     progress_fd: int | None
+    failed_at: dict[str, int] = field(default_factory=dict)  # after how many steps, by the arm
+    began_s: float | None = None  # on the monotonic clock; None: when the process began to observe
     parent: int | None = None  # the launching process; the job ends with it
     scratch: str | None = None  # the folder for the script's writes; None: no redirection
 
@@ -72,14 +85,17 @@ class Session:
             ObserverOptions(
                 folder=options.folder,
                 seconds=options.seconds,
+                began_s=options.began_s,
                 counterfactuals=not options.keep_running,
                 skipped=options.skipped,
+                plain_steps=max(options.failed_at.values(), default=-PAST_FAILURE) + PAST_FAILURE,
             ),
             on_finished=self._finished,
             on_progress=self._progress,
             on_block_end=self._save_so_far,
             on_stuck=self._stuck,
             on_overdue=self._overdue,
+            on_due=self._tell_due,
         )
         self.num_stops = 0
         self.interrupted = False
@@ -105,7 +121,10 @@ class Session:
             return ending.exit_code or 0
         for number in (signal.SIGINT, signal.SIGTERM, END):
             signal.signal(number, signal.SIG_IGN)  # the evidence is being written
+        self._tell_due(LEAVE_S)
         failed = self._failed_arm(ending)
+        if failed is None:
+            self.observer.acquit(self._acquitted(ending))
         self.observer.end_arm()
         self._end_workers()
         if self._timer is not None:
@@ -114,7 +133,7 @@ class Session:
             self.saved = False
             ending = Ending("measured", ending.exit_code, ending.error)
         if failed is not None:
-            ending = self._give_up(failed, _refusal(ending))
+            ending = self._give_up(failed, _how(ending))
         code = self._save(ending)
         if self.num_stops and any(_own_threads()):
             self._leave(code)
@@ -135,31 +154,37 @@ class Session:
         except KeyboardInterrupt:
             self.interrupted = True
         except BaseException as error:  # noqa: BLE001 - the script's own, shown as such
-            if not self.num_stops and not self.interrupted and self.observer.arm_under_way is None:
-                show_error(error)
             ending = Ending("crashed", 1, _first_line(f"{type(error).__name__}: {error}"))
+            if not self.num_stops and not self.interrupted and self._failed_arm(ending) is None:
+                show_error(error)
         if self.num_stops:
             return Ending("measured", 0)
         return Ending("interrupted", 130) if self.interrupted else ending
 
     def _failed_arm(self, ending: Ending) -> Arm | None:
-        """Return the arm that caused a failure of the script, which then runs again without that arm.
-
-        A script that ends the same way under another arm again does so on purpose.
-        """
+        """Return the arm that may have caused a failure of the script, which then runs again without it."""
         failed = ending.exit_code and ending.ended not in ("interrupted", "measured")
-        if not failed or (ending.ended == "finished" and _refusal(ending) in self.options.skipped.values()):
-            return None
-        return self.observer.arm_under_way
+        return None if not failed or self._acquitted(ending) else self.observer.arm_under_way
 
-    def _give_up(self, arm: Arm, refusal: str) -> Ending:
+    def _acquitted(self, ending: Ending) -> list[str]:
+        """Return arms under which an earlier run ended as this one does without them.
+
+        Steps run as they are up to the one at which the script failed. A script that ends there again does
+        so by itself, and so does one that exits with the same words under another arm.
+        """
+        if ending.ended == "crashed" and self.observer.arm_under_way is not None:
+            return []
+        how = FAILED_UNDER + _how(ending)
+        return [label for label, reason in self.options.skipped.items() if reason == how]
+
+    def _give_up(self, arm: Arm, how: str) -> Ending:
         """Report the failed arm, and end with what was measured before."""
-        arm.refusal = refusal
-        self._progress(FAILED_ARM + json.dumps([arm.label, arm.refusal]))
+        arm.refusal = FAILED_BESIDE + how
+        self._progress(FAILED_ARM + json.dumps([arm.label, how, self.observer.num_steps]))
         return Ending("measured", 0)
 
     def _stuck(self, arm: Arm) -> None:
-        ending = self._give_up(arm, "the script failed under it: its steps did not end")
+        ending = self._give_up(arm, "its steps did not end")
         self._leave(self._save(ending) or ARM_FAILED)
 
     def _watch_torch(self, _torch: ModuleType) -> None:
@@ -218,12 +243,15 @@ class Session:
             self._timer = threading.Timer(UNWIND_S, self._end_by_force)
             self._timer.daemon = True
             self._timer.start()
+            self._tell_due(UNWIND_S + LEAVE_S)
 
     def _end_by_force(self) -> None:
-        if self.observer.is_overdue:  # the main thread is where Python cannot raise
+        overdue = self.observer.is_overdue
+        if overdue:  # the main thread is where Python cannot raise
             self.num_stops += 1
             self.observer.cut_short()
-        self._leave(self._save(Ending("measured", 0) if self.num_stops else Ending("interrupted", 130)))
+        ending = Ending("measured", 0) if self.num_stops else Ending("interrupted", 130)
+        self._leave(self._save(ending, wait=not overdue))
 
     def _exit_once_saved(self, code: int) -> NoReturn:
         """Replace the script's `os._exit`: save first; processes that it forked leave at once."""
@@ -251,13 +279,13 @@ class Session:
 
     # -- evidence and progress
 
-    def _save(self, ending: Ending) -> int:
+    def _save(self, ending: Ending, *, wait: bool = True) -> int:
         with self._saving:  # the timer that ends a script by force waits for the file
             if self.saved:
                 return 0
             self.saved = True
             try:
-                evidence = self.assembly.evidence(self.observer, ending)
+                evidence = self.assembly.evidence(self.observer, ending, wait=wait)
                 save_evidence(evidence, Path(self.options.evidence_path))
             except OSError as error:
                 self._progress(f"error: {self.options.evidence_path}: {error.strerror}")
@@ -277,6 +305,11 @@ class Session:
         finally:
             ended_s = time.monotonic()
             self._next_save_s = ended_s + (ended_s - began_s) / MOST_SAVING
+
+    def _tell_due(self, seconds: float) -> None:
+        """Let the launcher expect the end, or more such news, in `seconds`."""
+        if not self.options.keep_running:
+            self._progress(f"{DUE}{seconds}")
 
     def _progress(self, message: str) -> None:
         if self.options.progress_fd is None:
@@ -300,8 +333,8 @@ def _own_threads() -> Iterator[threading.Thread]:
             yield thread
 
 
-def _refusal(ending: Ending) -> str:
-    return f"the script failed under it: {ending.error or f'ended with exit code {ending.exit_code}'}"
+def _how(ending: Ending) -> str:
+    return ending.error or f"ended with exit code {ending.exit_code}"
 
 
 def _first_line(words: str) -> str:

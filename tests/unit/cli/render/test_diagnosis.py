@@ -16,7 +16,7 @@ from flatout.doctor.examine import Diagnosis
 from flatout.doctor.rule import all_rules
 from flatout.measure import PHASES
 from flatout.measure.evidence import ArmNotRun
-from flatout.measure.run.schedule import NO_TIME
+from flatout.measure.run.schedule import ENDED_FIRST, NO_TIME
 from tests.support import doctor as builders
 
 
@@ -203,6 +203,15 @@ def test_a_job_that_no_cause_could_be_looked_for_in_is_told_how_long_to_run() ->
     assert "Too little was measured to find a cause" in text
     assert re.search(r"Try --seconds \d+\.", text)
     assert "No findings" not in text
+
+
+@pytest.mark.parametrize("found", [False, True])
+def test_arms_that_the_job_ended_before_are_counted(found: bool) -> None:
+    ended = ArmNotRun(kind="cached", label="cached", reason=ENDED_FIRST)
+    evidence = builders.cpu_evidence(arms_not_run=(ended, ended))
+    options = {} if found else {"findings": ()}
+    text = flowing(show(builders.diagnosis(evidence=evidence, **options)))
+    assert "The job ended before 2 arms could be measured. Give it more steps or epochs." in text
 
 
 def test_arms_that_the_time_did_not_suffice_for_are_counted() -> None:

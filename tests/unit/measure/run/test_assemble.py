@@ -34,7 +34,8 @@ def test_evidence_can_be_asked_for_at_any_moment(observer: Observer, tmp_path: P
     assert empty.job.torch == torch.__version__
     assert (empty.gpu, empty.job.device, empty.job.device_name) == (None, "cpu", None)
     assert empty.host.cores is not None and empty.host.cores <= (os.cpu_count() or 1)
-    assert empty.missing[-1] == "every pass after warm-up: the job ended before its steps were steady"
+    unsteady = "every pass after warm-up: the job ended before its steps were steady"
+    assert empty.missing[-1] == f"{unsteady}; give it more steps or epochs"
 
     model = nn.Linear(2, 1, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -47,6 +48,28 @@ def test_evidence_can_be_asked_for_at_any_moment(observer: Observer, tmp_path: P
     total = len(observer.blocks)
     assert f"the job ended after 3 of {total} planned blocks" in partly.missing
     assert partly.job.started_at == empty.job.started_at
+
+
+@pytest.mark.parametrize(
+    ("ending", "own"),
+    [
+        (Ending("finished", 0), True),
+        (Ending("crashed", 1, "KeyError: 'x'"), True),
+        (Ending("crashed", None, "killed"), False),
+        (Ending("measured", 0), False),
+        (Ending("interrupted", 130), False),
+    ],
+)
+def test_a_job_that_came_to_its_own_end_is_told_from_one_that_was_ended(ending: Ending, own: bool) -> None:
+    assert ending.is_its_own == own
+
+
+@pytest.mark.parametrize(("set_up_s", "told"), [(40.0, True), (20.0, False)])
+def test_imports_that_took_most_of_the_time_are_told(observer: Observer, set_up_s: float, told: bool) -> None:
+    observer.first_step_s = observer.began_s + set_up_s
+    missing = Assembly(command=("x",), folder=".").evidence(observer, Ending("measured", 0)).missing
+    words = "much of the time: imports and set-up took 40.0 s until the first step, of --seconds 60"
+    assert (words in missing) == told
 
 
 def test_each_thing_that_is_missing_is_said_once(observer: Observer) -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from flatout.ground.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from flatout.measure.run import launch
+from flatout.measure.run.lineage import UNFINISHED
 from flatout.measure.run.ranks import agreement
 from tests.support import doctor as builders
 from tests.support.measure import BY_HAND, diagnose, write_script
@@ -126,6 +128,37 @@ def test_evidence_of_an_earlier_run_is_not_taken_for_this_ones(tmp_path: Path) -
     assert load_evidence(path) == builders.evidence()  # and it is not lost
     save_evidence(builders.cpu_evidence(), path)
     assert launch._read(path, before, ending(0), "train.py") == builders.cpu_evidence()
+
+
+def test_a_job_that_says_nothing_more_is_killed_and_one_that_does_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(launch, "LOOK_S", 0.01)
+    monkeypatch.setattr(launch, "NEWS_S", 0.03)
+    silent = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+    assert not launch._ends_in_time(silent, launch._Told(due_s=0.0))
+    assert silent.wait() == -signal.SIGKILL
+    for due_s in (None, time.monotonic() + 1000.0):
+        with subprocess.Popen([sys.executable, "-c", "print()"], stdout=subprocess.DEVNULL) as ends:
+            assert launch._ends_in_time(ends, launch._Told(due_s=due_s))
+
+
+def test_what_a_killed_job_had_saved_is_reported() -> None:
+    saved = builders.evidence(
+        job=builders.job(ended="crashed", exit_code=None, error="killed"),
+        missing=("the job ended after 2 of 3 planned blocks", "kernels: failed"),
+    )
+    evidence = launch._of_killed(saved)
+    launch._check_ending(evidence, ending(-signal.SIGKILL), Path("e.json"), "train.py")
+    assert (evidence.job.ended, evidence.job.error) == ("measured", None)
+    first, second = evidence.missing
+    assert first == "kernels: failed" and second.startswith(UNFINISHED)
+
+
+def test_a_job_that_comes_to_no_step_in_time_is_told_of_more_time(tmp_path: Path) -> None:
+    killed = dataclasses.replace(ending(-signal.SIGKILL), killed=True)
+    with pytest.raises(NothingMeasured, match=r"the time was up before a step.* larger --seconds"):
+        launch._read(tmp_path / "e.json", None, killed, "train.py")
 
 
 # -- nothing is left behind

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import statistics
 import threading
@@ -24,8 +25,9 @@ from flatout.measure.arms.arm import Arm, ArmContext
 from flatout.measure.evidence import INSTRUMENTS, Evidence, Site
 from flatout.measure.run import observer as observer_module
 from flatout.measure.run.assemble import Assembly, Ending
-from flatout.measure.run.observer import Observer, ObserverOptions
-from flatout.measure.run.schedule import StepBlock, WarmUp
+from flatout.measure.run.lineage import LEAST_SET_UP_S, OVERDUE_S
+from flatout.measure.run.observer import LEAST_STEPS_S, Observer, ObserverOptions
+from flatout.measure.run.schedule import ENDED_FIRST, StepBlock, WarmUp
 from tests.support.measure import line_of
 
 HERE = Path(__file__)
@@ -199,6 +201,61 @@ def test_the_source_around_each_place_travels_with_it(evidence: Evidence) -> Non
 
 
 # -- what an observer must never do
+
+
+def test_however_long_the_imports_took_the_steps_get_some_time() -> None:
+    began_s = time.monotonic() - 1000.0
+    options = ObserverOptions(folder=str(HERE.parent), seconds=60.0, began_s=began_s)
+    late = Observer(options, on_finished=lambda: None)
+    late.install()
+    assert late.due_s == began_s + LEAST_SET_UP_S + OVERDUE_S
+    optimizer = sgd()
+    try:
+        steps(optimizer, 1)
+        first_s = late.first_step_s
+        assert first_s is not None
+        assert late.deadline_s == first_s + LEAST_STEPS_S
+        steps(optimizer, 3)
+    finally:
+        late.remove()
+    assert late.first_step_s == first_s
+    assert late.due_s >= late.deadline_s + OVERDUE_S
+
+
+def test_when_the_job_will_be_overdue_is_announced_where_it_changes() -> None:
+    told: list[float] = []
+    options = ObserverOptions(folder=str(HERE.parent), seconds=60.0)
+    observer = Observer(options, on_finished=lambda: None, on_due=told.append)
+    observer.install()
+    try:
+        observer._look_at_time()
+        observer._look_at_time()
+        steps(sgd(), 3)
+        observer._look_at_time()
+    finally:
+        observer.remove()
+    set_up_s, after_it_s = told
+    assert LEAST_SET_UP_S < set_up_s <= LEAST_SET_UP_S + OVERDUE_S
+    assert after_it_s <= 60.0 + OVERDUE_S
+
+
+def test_ranks_are_never_overdue(observer: Observer) -> None:
+    observer.agreement.agreed = (0, [])
+    assert observer.due_s == math.inf and not observer.is_overdue
+
+
+def test_an_arm_is_acquitted_with_those_that_are_compared_with_it(observer: Observer) -> None:
+    failed = "the script failed under it: ValueError: own"
+    observer.skipped = {"cached": failed, "gone": failed, "other": "the script failed under it: another"}
+    cached, half, other = Arm(), Arm(), Arm()
+    cached.label, half.label, half.baseline, other.label = "cached", "half", "cached", "other"
+    cached.refusal, half.refusal = failed, f"it is compared with cached steps: {failed}"
+    other.refusal = observer.skipped["other"]
+    observer.arms = {arm.label: arm for arm in (cached, half, other)}
+    observer.acquit(["cached", "gone"])
+    assert (cached.refusal, half.refusal) == (ENDED_FIRST, ENDED_FIRST)
+    assert other.refusal == "the script failed under it: another"
+    assert [(arm.label, arm.reason) for arm in observer.arms_not_run(())] == [("gone", ENDED_FIRST)]
 
 
 @pytest.fixture
@@ -446,6 +503,18 @@ def test_steps_under_which_nothing_is_changed_are_measured_when_asked_for() -> N
     assert same.speedup_low < 1.3 and same.speedup_high > 0.77
     (fails,) = evidence.arms_not_run
     assert fails.reason == "it could not start: ValueError: no such block"
+
+
+def test_no_arm_begins_before_the_step_at_which_an_earlier_run_failed() -> None:
+    optimizer = sgd()
+    evidence = diagnosed(optimizer_step(optimizer), same=True, proposers=(), plain_steps=300)
+    first = min(step.index for step in evidence.steps if step.arm == "same")
+    assert first >= 300
+    assert {step.arm for step in evidence.steps if step.index in range(290, 300)} == {"real"}
+
+
+def optimizer_step(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
+    return lambda: optimizer.step()  # noqa: PLW0108 - looked up when it is called
 
 
 def test_a_forked_process_is_not_observed(observer: Observer) -> None:

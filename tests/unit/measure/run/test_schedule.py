@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from flatout.measure.arms.arm import Arm
 from flatout.measure.evidence import INSTRUMENTS, Counterfactual
 from flatout.measure.run.schedule import (
+    ENDED_FIRST,
     FEWEST_ROUNDS,
     LONGER,
     MOST_ROUNDS,
@@ -211,6 +212,13 @@ def test_what_there_is_no_time_for_is_named() -> None:
     not_run = rounds.not_run(measured=set(ran))
     assert [arm.label for arm in not_run] == [str(i) for i in range(9) if str(i) not in ran]
     assert {arm.reason for arm in not_run} == {NO_TIME}
+
+
+def test_a_job_that_ended_first_is_why_an_arm_has_no_figure() -> None:
+    ran, rounds = run([Gains("ran"), Gains("refused", refusal="a generator")], seconds=12.0, step_s=1.0)
+    assert "ran" in ran
+    reasons = {arm.label: arm.reason for arm in rounds.not_run(measured=(), job_ended=True)}
+    assert reasons == {"ran": ENDED_FIRST, "refused": "a generator"}
 
 
 def test_an_arm_that_refuses_or_is_skipped_does_not_run_nor_what_needs_it() -> None:

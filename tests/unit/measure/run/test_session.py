@@ -164,6 +164,8 @@ def test_options_are_what_the_launching_process_sends() -> None:
         "seconds",
         "skipped",
         "progress_fd",
+        "failed_at",
+        "began_s",
         "parent",
         "scratch",
     ]
@@ -239,7 +241,7 @@ def test_a_process_that_it_forks_and_that_comes_to_its_end_is_not_the_job(tmp_pa
     ("ending", "laid_to_the_arm"),
     [
         (Ending("crashed", 1, "RuntimeError: shapes"), True),
-        (Ending("crashed", 1, "ValueError: seen before"), True),  # an error is never meant
+        (Ending("crashed", 1, "ValueError: seen before"), True),  # two arms may break the same thing
         (Ending("finished", 3), False),
         (Ending("finished", 4), True),
         (Ending("finished", 0), False),
@@ -249,21 +251,35 @@ def test_a_process_that_it_forks_and_that_comes_to_its_end_is_not_the_job(tmp_pa
 def test_an_exit_that_comes_again_under_another_arm_is_the_scripts_own(
     ending: Ending, laid_to_the_arm: bool, tmp_path: Path
 ) -> None:
+    observed = failed_before(tmp_path)
+    arm = object()
+    observed.observer = SimpleNamespace(arm_under_way=arm)  # type: ignore[assignment]
+    assert observed._failed_arm(ending) is (arm if laid_to_the_arm else None)
+
+
+def test_an_error_that_comes_again_while_no_arm_runs_acquits_the_arm_it_came_under(tmp_path: Path) -> None:
+    observed = failed_before(tmp_path)
+    assert observed.observer.options.plain_steps == 62  # as they are, past both failures
+    observed.observer = SimpleNamespace(arm_under_way=None)  # type: ignore[assignment]
+    assert observed._acquitted(Ending("crashed", 1, "ValueError: seen before")) == ["cached"]
+    assert observed._acquitted(Ending("crashed", 1, "ValueError: another")) == []
+
+
+def failed_before(folder: Path) -> Session:
+    """A run of a script that left in two ways under two arms before."""
     failed = "the script failed under it: "
     options = JobOptions(
         command=("train.py",),
         module=False,
-        folder=str(tmp_path),
-        evidence_path=str(tmp_path / "e.json"),
+        folder=str(folder),
+        evidence_path=str(folder / "e.json"),
         keep_running=False,
         seconds=1.0,
         skipped={"half": f"{failed}ended with exit code 3", "cached": f"{failed}ValueError: seen before"},
+        failed_at={"half": 50, "cached": 60},
         progress_fd=None,
     )
-    session = Session(options, at_start=())
-    arm = object()
-    session.observer = SimpleNamespace(arm_under_way=arm)  # type: ignore[assignment]
-    assert session._failed_arm(ending) is (arm if laid_to_the_arm else None)
+    return Session(options, at_start=())
 
 
 def test_saving_what_is_known_takes_a_tenth_of_the_time_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
