@@ -44,9 +44,8 @@ def count_calls(note: Note, patches: Patches) -> None:
 
     for name in ("empty_cache", "synchronize"):
         patches.replace(torch.cuda, name, counted(getattr(torch.cuda, name), name, "cuda"))
-    name = "_checkpoint_without_reentrant_generator"
-    if hasattr(checkpoint, name):
-        patches.replace(checkpoint, name, counted(getattr(checkpoint, name), "checkpoint", "cpu"))
+    name = checkpoint_generator()
+    patches.replace(checkpoint, name, counted(getattr(checkpoint, name), "checkpoint", "cpu"))
     apply: Callable[..., Any] = checkpoint.CheckpointFunction.apply
 
     class Counted:
@@ -58,6 +57,15 @@ def count_calls(note: Note, patches: Patches) -> None:
             return apply(*args)
 
     patches.replace(checkpoint, "CheckpointFunction", Counted)
+
+
+def checkpoint_generator() -> str:
+    """Name the function of torch.utils.checkpoint that checkpoints without reentrance go through."""
+    from torch.utils import checkpoint
+
+    name = "_checkpoint_without_reentrant_generator"
+    from_2_15 = f"{name}_impl"
+    return from_2_15 if hasattr(checkpoint, from_2_15) else name
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
 from flatout.measure.evidence import Place
+from flatout.measure.lines.counted_calls import checkpoint_generator
 from flatout.measure.patches import Patches
 from flatout.measure.phases import has_compiled
 
@@ -43,7 +44,7 @@ class NoCheckpointing(Arm):
             yield
 
         self._patches.replace(checkpointing, "CheckpointFunction", Called)
-        self._patches.replace(checkpointing, "_checkpoint_without_reentrant_generator", hold)
+        self._patches.replace(checkpointing, checkpoint_generator(), hold)
 
     def end(self) -> None:
         self._patches.undo()
