@@ -289,20 +289,32 @@ class Tuner:
             self.tried[number] = replace(self.tried[number], answer=answer, reason=reason, gain=gain)  # type: ignore[arg-type]
 
     def _total(self) -> Gain | None:
-        """Return what everything kept gains together; a single treatment may be measured already."""
+        """Return what everything kept gains together; keep nothing if whole runs do not show a gain.
+
+        A single treatment may be measured already.
+        """
         if not self.kept:
             return None
         if len(self.kept) == 1 and (known := self.times.pairs.get(str(self.kept[0]))):
             self.times.pairs[TOGETHER] = known
             return verdict.gain_of(known)
         try:
-            return self.times.gain([], self.kept, label=TOGETHER)
+            gain = self.times.gain([], self.kept, label=TOGETHER)
         except CannotBeTimed as error:
-            for dose in self.kept:
-                number = self._number_of(dose)
-                self.tried[number] = replace(self.tried[number], answer="failed", reason=str(error))
-            self.kept = []
+            self._keep_nothing("failed", str(error))
             return None
+        if gain.low <= 1:
+            shown = f"{gain.ratio:.2f}× [{gain.low:.2f}, {gain.high:.2f}]"
+            self._keep_nothing("undecided", f"whole runs with everything kept show no gain: {shown}")
+            return None
+        return gain
+
+    def _keep_nothing(self, answer: Answer, reason: str) -> None:
+        for dose in self.kept:
+            number = self._number_of(dose)
+            self.tried[number] = replace(self.tried[number], answer=answer, reason=reason)
+        self.kept = []
+        self.times.pairs.pop(TOGETHER, None)
 
     # -- progress and records
 

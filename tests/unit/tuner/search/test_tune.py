@@ -142,6 +142,25 @@ def test_a_treatment_that_another_makes_needless_is_dropped_again(tmp_path: Path
     assert [str(dose) for dose in done.prescription.doses()] == ["loader-workers 2"]
 
 
+def test_what_gains_in_blocks_and_not_in_whole_runs_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def result(names: set[str]) -> TrialResult:
+        return trial(0.05 if "garbage-every 100" in names else 0.1)
+
+    real = GivenTrials.run
+
+    def run(self: GivenTrials, doses: Sequence[Dose], **options: Any) -> TrialResult:
+        return real(self, doses if options.get("arms") else [], **options)
+
+    monkeypatch.setattr(GivenTrials, "run", run)
+    done = tuned(tmp_path, result, only=["garbage-every"])
+    (tried,) = done.tried
+    assert tried.in_one_run and tried.gain is not None and tried.gain.ratio == pytest.approx(2.0)
+    assert tried.answer == "undecided" and "whole runs with everything kept show no gain" in tried.reason
+    assert done.total is None and done.job is None and not done.prescription.doses()
+
+
 def test_what_another_fault_hid_is_tried_again_once_that_is_gone(tmp_path: Path) -> None:
     def result(names: set[str]) -> TrialResult:
         waits_s = 0.01 if "loader-workers 2" in names else 0.1
