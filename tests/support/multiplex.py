@@ -85,7 +85,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gemma2": (
         "Gemma2Config",
         "Gemma2ForCausalLM",
-        {**_WINDOWED, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+        {
+            **_WINDOWED,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "attn_implementation": "eager",  # SDPA leaves the caps out, and older transformers choose it
+        },
     ),
     "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", {**_WINDOWED, "sliding_window_pattern": 2}),
 }

@@ -31,7 +31,7 @@ def test_evidence_can_be_asked_for_at_any_moment(observer: Observer, tmp_path: P
     assert (empty.job.ended, empty.job.exit_code, empty.job.error) == ("crashed", 1, "KeyError: 'x'")
     assert empty.job.folder == "job"  # where it lies is nobody's business
     assert empty.job.flatout == flatout.__version__
-    assert empty.job.torch == torch.__version__
+    assert empty.job.torch.partition("+")[0] == torch.__version__.partition("+")[0]
     assert (empty.gpu, empty.job.device, empty.job.device_name) == (None, "cpu", None)
     assert empty.host.cores is not None and empty.host.cores <= (os.cpu_count() or 1)
     unsteady = "every pass after warm-up: the job ended before its steps were steady"
