@@ -87,8 +87,9 @@ def read_splits(
     kept_out = [prompt for prompt in prompts if split_of(prompt.key) == "heldout"]
     train = tuple(prompt for prompt in prompts if split_of(prompt.key) == "train")
     if not train or not kept_out:
+        num_different = len({prompt.key for prompt in prompts})
         raise BadInput(
-            f"{path} has too few different prompts ({len(prompts)}) to hold some out",
+            f"{path} has too few different prompts ({num_different}) to hold some out",
             hint="give more of them, or a second file to hold out",
         )
     return train, tuple(_distinct(kept_out))

@@ -64,7 +64,7 @@ def test_what_is_in_both_files_is_not_trained_on(tmp_path: Path) -> None:
 
 def test_too_few_prompts_to_hold_some_out(tmp_path: Path) -> None:
     path = write(tmp_path / "f.jsonl", ["the same"] * 9)
-    with pytest.raises(BadInput, match=r"too few different prompts \(9\)"):
+    with pytest.raises(BadInput, match=r"too few different prompts \(1\)"):
         read_splits(path, None, names=("q", "a"), make=make)
 
 
