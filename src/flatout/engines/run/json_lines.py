@@ -7,6 +7,7 @@ bad row is named by file and line, or by its number in the list.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, TypeVar
 from flatout.ground.errors import BadInput
 
 Kept = TypeVar("Kept")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # JSON can hold one alone, UTF-8 and tokenizers cannot
 HINT = "give one JSON object per line"
 
 
@@ -23,6 +25,8 @@ def read_rows(path: Path, *, read: Callable[[Mapping[str, Any]], Kept], hint: st
     for place, row in _rows(_read_text(path), path, hint=hint):
         if not isinstance(row, dict):
             raise BadInput(f"{place} is a {type(row).__name__}, not an object", hint=hint)
+        if half := _SURROGATE.search(json.dumps(row, ensure_ascii=False)):
+            raise BadInput(f"{place} has half of a character: \\u{ord(half[0]):x}", hint="write both halves")
         try:
             kept.append(read(row))
         except BadInput as error:

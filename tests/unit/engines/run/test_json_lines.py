@@ -52,6 +52,16 @@ def test_a_bad_line_is_named_with_what_a_line_looks_like(tmp_path: Path, line: s
     assert 'lines of {"q": "..."}' in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_half_of_a_character_is_refused_and_two_halves_are_one(tmp_path: Path) -> None:
+    path = tmp_path / "f.jsonl"
+    path.write_text('{"q": "\\ud83d\\ude00"}\n')
+    assert questions(path) == ["\U0001f600"]
+    for row in (r'{"q": "a\ud83d"}', r'{"q": "x", "more": ["\ude00 z"]}', r'{"q": "x", "\udfff": 1}'):
+        path.write_text(f'{{"q": "x"}}\n{row}\n')
+        with pytest.raises(BadInput, match=r"f\.jsonl:2 has half of a character: \\u[dD][0-9a-f]{3} "):
+            questions(path)
+
+
 def test_one_list_of_objects_is_read_too(tmp_path: Path) -> None:
     path = tmp_path / "f.json"
     path.write_text('[{"q": "one"},\n {"q": "two"}]')
