@@ -29,7 +29,7 @@ from typing import Literal, NoReturn
 
 import psutil
 
-from flatout.ground.atomic_files import FULL, replace_whole
+from flatout.ground.atomic_files import FULL, replace_whole, unwritable
 from flatout.ground.documents import DocumentKind, decode_document
 from flatout.ground.errors import BadInput, Interrupted
 from flatout.ground.torchrun import Launch, read_launch
@@ -191,10 +191,13 @@ def recorded_run(folder: Path, run: Run) -> Iterator[None]:
         if before.pid != run.pid and state_of(before) == "running":
             raise BadInput(f"another run writes {folder}", hint="wait for it, or choose another folder")
     is_new = not folder.exists()
-    make_folder(folder)
-    if is_new:
-        folder.chmod(PRIVATE)
-    write_run(folder, run)
+    try:
+        make_folder(folder)
+        if is_new:
+            folder.chmod(PRIVATE)
+        write_run(folder, run)
+    except OSError as error:  # a file of this name, a folder that is not ours, a full disk
+        raise unwritable(str(folder), error) from error
     end = "finished"
     try:
         yield

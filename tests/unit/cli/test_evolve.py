@@ -105,6 +105,7 @@ def test_what_cannot_be_done_is_one_line(model: Path, tmp_path: Path) -> None:
     assert "no model is given" in refused(*COPY, *out)
     assert "no task is given" in refused("--model", model, *out)
     assert "optimizer" in refused(*given, "--optimizer", "lion")
+    assert "lr=inf is not finite" in refused(*given, "--set", "lr=.inf")
     assert not (tmp_path / "run").exists()
 
 
@@ -112,6 +113,19 @@ def test_a_folder_with_something_in_it_is_left_alone(model: Path, tmp_path: Path
     (tmp_path / "thesis.txt").write_text("mine")
     assert "is not empty" in refused("--model", model, *COPY, "--out", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_an_out_that_is_a_file_or_beneath_one_is_one_line(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    for out in (tmp_path / "thesis.txt", tmp_path / "thesis.txt" / "run"):
+        assert "thesis.txt is a file" in refused("--model", model, *COPY, *BRIEF, "--out", out)
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
+def test_no_targets_are_one_line(model: Path, tmp_path: Path) -> None:
+    given = ("--model", model, *COPY, *BRIEF, "--out", tmp_path / "run")
+    assert "targets is empty" in refused(*given, "--set", "targets=[]")
+    assert "targets is empty" in refused(*given, "--set", "targets=[]", "--set", "arithmetic=int8")
 
 
 def test_an_epoch_in_one_line() -> None:

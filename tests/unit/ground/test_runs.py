@@ -140,6 +140,17 @@ def test_git_ignores_the_folder_that_runs_live_in(tmp_path: Path, monkeypatch: p
     assert not list(elsewhere.parent.glob(".*")) and not (tmp_path / ".gitignore").exists()
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("mine")
+    for folder in (tmp_path / "thesis.txt", tmp_path / "thesis.txt" / "run"):
+        with (
+            pytest.raises(BadInput, match=r"thesis\.txt.* cannot be written: "),
+            recorded_run(folder, a_run()),
+        ):
+            pytest.fail("began")
+    assert (tmp_path / "thesis.txt").read_text() == "mine"
+
+
 def test_a_recorded_run_says_how_it_ended(tmp_path: Path) -> None:
     run = replace(a_run(), kind="evolve")
     with recorded_run(tmp_path / "one", run):

@@ -9,6 +9,7 @@ change its result.
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -136,7 +137,7 @@ def out_of_range(
     shares: Collection[str] = (),
     skip: Collection[str] = (),
 ) -> list[str]:
-    """List each number, in any table, that is outside the range of its name; None passes."""
+    """List each number, in any table, that is outside the range of its name or not finite; None passes."""
     wrong = []
     for place, value in _numbers(settings, skip=skip):
         name = place.rpartition(".")[2]
@@ -144,8 +145,10 @@ def out_of_range(
             wrong.append(f"{place}={value} is below {(at_least or {})[name]}")
         if name in above_zero and not value > 0:
             wrong.append(f"{place}={value} is not above 0")
-        if name in shares and not 0 <= value <= 1:
+        elif name in shares and not 0 <= value <= 1:
             wrong.append(f"{place}={value} is not between 0 and 1")
+        elif not -math.inf < value < math.inf:
+            wrong.append(f"{place}={value} is not finite")
     return wrong
 
 

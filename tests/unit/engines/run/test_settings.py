@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -127,3 +128,13 @@ def test_every_number_out_of_its_range_is_named() -> None:
     ]
     assert out_of_range(settings, shares={"lr"}, skip={"parts"}) == []
     assert out_of_range(make(), above_zero={"sigma"}) == []
+
+
+def test_a_number_without_end_is_in_no_range() -> None:
+    endless = make(sigma=math.inf, phase={"lr": math.nan}, parts={"q": {"lr": -math.inf}})
+    assert out_of_range(endless, above_zero={"sigma"}) == [
+        "sigma=inf is not finite",
+        "phase.lr=nan is not finite",
+        "parts.q.lr=-inf is not finite",
+    ]
+    assert out_of_range(make(phase={"steps": 10**400})) == []

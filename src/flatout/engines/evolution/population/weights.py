@@ -75,6 +75,8 @@ def vectors(model: nn.Module) -> dict[str, Tensor]:
 
 def chosen(weights: Mapping[str, Tensor], patterns: Sequence[str] | None) -> dict[str, Tensor]:
     """Choose the weights whose names match a pattern (*.mlp.*); all of them without patterns."""
+    if patterns is not None and not patterns:
+        raise BadInput("targets is empty: no weight would learn", hint="omit it, or name patterns: *.mlp.*")
     for pattern in patterns or ():
         if not fnmatch.filter(weights, pattern):
             some = ", ".join(list(weights)[:3]) or "none: the model has no Linear layer"
