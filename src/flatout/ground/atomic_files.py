@@ -14,6 +14,7 @@ import fcntl
 import glob
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from io import FileIO
@@ -142,6 +143,7 @@ def whole_folder(final: Path, *, replace: bool = False) -> Iterator[Path]:
     partial.mkdir()
     try:
         yield partial
+        give_plain_modes(partial)
         for path in (*partial.iterdir(), partial):
             flush(path)
         if replace and final.exists():
@@ -151,6 +153,20 @@ def whole_folder(final: Path, *, replace: bool = False) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         raise
     flush(final.parent)
+
+
+def give_plain_modes(folder: Path) -> None:
+    """Give the files in a folder the mode of a new file (the umask's).
+
+    A library that writes atomically, as safetensors does, leaves the mode of its temporary file: 0600.
+    """
+    plain = folder / f".{uuid.uuid4().hex}{PARTIAL}"
+    plain.touch()
+    mode = stat.S_IMODE(plain.stat().st_mode)
+    plain.unlink()
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def remove_leftovers(folder: Path, *, of: str = "") -> list[str]:

