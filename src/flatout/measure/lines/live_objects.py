@@ -3,8 +3,9 @@
 A tuple is in the collector's list while another thread still fills it, and filling it fails ("bad argument to
 internal function") as long as anyone else refers to it: walking that list can break an unrelated thread.  So
 a walk keeps no reference while other threads can run.  `live_objects` filters by type inside one call of C
-code, in which the interpreter never switches threads.  Work that needs Python code in between, like following
-referrers, runs `alone`.
+code, in which the interpreter never switches threads.  That code calls no audited function, such as `id`: a
+library may have installed an audit hook (filelock, which torch needs, does), and hooks are Python code.  Work
+that needs Python code in between, like following referrers, runs `alone`.
 """
 
 from __future__ import annotations
@@ -22,20 +23,21 @@ from typing import Any
 
 LONGEST_ALONE_S = 5.0
 OLDER = (1, 2)  # generations
-BEHIND = [None] * 200  # more than a finished `tee` keeps: its last block of 57 values
+BEHIND = [None] * 200  # more than a `tee` still keeps of a list: its last block of 57 values
 
 
 def live_objects(types: Iterable[type]) -> list[Any]:
     """Return all objects known to the collector whose type is exactly one of `types`, which exclude tuple."""
-    wanted = frozenset(map(id, types))  # not the types: a metaclass may hash with code of its own
-    if id(tuple) in wanted:
+    number_of: Any = object.__hash__  # one per object; `hash` would ask a metaclass, and `id` is audited
+    wanted = frozenset(map(number_of, types))
+    if number_of(tuple) in wanted:
         raise ValueError("a tuple may be under construction in another thread")
     with without_collection():
         gc.collect(0)  # all objects get older than the iterators below, which must not find themselves
         call: Any = operator.call
-        lists = map(call, (*(partial(gc.get_objects, number) for number in OLDER), BEHIND.copy))
-        objects, again = tee(chain.from_iterable(lists))
-        is_wanted = map(wanted.__contains__, map(id, map(type, again)))
+        lists = [part for each in OLDER for part in (partial(gc.get_objects, each), BEHIND.copy)]
+        objects, again = tee(chain.from_iterable(map(call, lists)))
+        is_wanted = map(wanted.__contains__, map(number_of, map(type, again)))
         return list(compress(objects, is_wanted))  # the walk begins and ends in this call
 
 

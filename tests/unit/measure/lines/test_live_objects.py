@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,7 @@ from flatout.measure.lines.live_objects import alone, live_objects, without_coll
 from flatout.measure.user_code import UserCode
 
 WALK_S = 1.0
+ROOT = Path(__file__).parents[4]
 
 
 class Marked:
@@ -94,6 +97,26 @@ def test_a_walk_harms_no_thread() -> None:
     with threads_that_build_tuples() as raised:
         repeat(lambda: live_objects([list, dict]), raised)
     assert not raised
+
+
+UNDER_AN_AUDIT_HOOK = """
+import sys
+from flatout.measure.lines.live_objects import live_objects
+from tests.unit.measure.lines.test_live_objects import repeat, threads_that_build_tuples
+
+sys.addaudithook(lambda event, arguments: None)  # stays until the process ends
+kept = [[] for _ in range(20_000)]
+with threads_that_build_tuples() as raised:
+    repeat(lambda: live_objects([list, dict]), raised)
+sys.exit(repr(raised) if raised else 0)
+"""
+
+
+def test_a_walk_runs_no_audit_hook_that_lets_other_threads_run() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", UNDER_AN_AUDIT_HOOK], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
 
 
 def test_containers_tensors_and_holders_are_looked_up_without_harm() -> None:
