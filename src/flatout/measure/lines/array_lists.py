@@ -9,7 +9,16 @@ import numpy as np
 from torch.overrides import TorchFunctionMode
 
 OF_ARRAYS = " of arrays"
-MAKES = ("tensor", "as_tensor", "asarray", "new_tensor")
+MAKES = (
+    "tensor",
+    "as_tensor",
+    "asarray",
+    "new_tensor",
+    "Tensor",
+    "FloatTensor",
+    "DoubleTensor",
+    "LongTensor",
+)
 DEEPEST = 3  # lists in lists
 
 

@@ -27,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 
 from flatout.measure import PHASES
 from flatout.measure.batches import bytes_of
-from flatout.measure.clock import REST, Clock, now
+from flatout.measure.clock import REST, Clock, ident, now
 from flatout.measure.evidence import OperatorCalls, Place, Site, SiteKind
 from flatout.measure.lines.array_lists import OF_ARRAYS, of_arrays
 from flatout.measure.lines.attention_calls import NAMES, AttentionCalls, Where
@@ -157,6 +157,34 @@ class CallSites(TorchFunctionMode):
                     self._follow(result, counts, place, 0)
             elif self._derived:
                 self._note_derived((*args, *kwargs.values()), result, spent_s, sequences)
+
+    def note_creation(
+        self, name: str, args: tuple[Any, ...], tensor: Any, frame: FrameType, spent_s: float
+    ) -> None:
+        """Count a creation that no mode sees."""
+        if self.failure is None and (self._clock is None or ident() == self._clock.owner):
+            try:
+                self._note_creation(name, args, tensor, frame, spent_s)
+            except Exception as error:  # noqa: BLE001 - ours; the job has its tensor
+                self.failure = error
+
+    def _note_creation(
+        self, name: str, args: tuple[Any, ...], tensor: Any, frame: FrameType, spent_s: float
+    ) -> None:
+        place, via = self.user_code.place(frame)
+        if not self.attributing:
+            self.callers[self._caller(frame)] += 1
+        if place is None:
+            return
+        name += OF_ARRAYS if of_arrays(name, args) else ""
+        counts = self.sites.setdefault(("create", name, place, via, tensor.device.type), SiteCounts())
+        if not self.attributing:
+            counts.calls += 1
+            return
+        region = REST if self._clock is None else self._clock.stack[-1]
+        self.called_s[region] += spent_s
+        counts.host_s[self.attributed_steps, region] += spent_s
+        self._follow(tensor, counts, place, 0)
 
     def note_call(self, op: str, frame: FrameType, device: str, spent_s: float) -> None:
         """Count a call that no mode sees; a setting counts at the line that names it."""

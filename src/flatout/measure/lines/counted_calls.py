@@ -1,7 +1,8 @@
 """Calls of torch that are not operators, by line, while calls are counted.
 
 Checkpointed parts of a model, `torch.cuda.empty_cache` and `torch.cuda.synchronize` pass through no
-torch-function mode, so these few functions are patched for the counted steps.  A hook of torch's sees the
+torch-function mode, so these few functions are patched for the counted steps.  Neither do the constructors
+from before `torch.tensor`: `torch.FloatTensor(rows)` and `torch.Tensor(rows)`.  A hook of torch's sees the
 modules inside the model: which line of the user's calls them, how many there are, and with how many rows.
 """
 
@@ -25,6 +26,7 @@ MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
 FEWEST_MODULES = 4
 MOST_LINES = 40
 Note = Callable[[str, FrameType, str, float], None]  # operation, caller, device, seconds
+NoteCreation = Callable[[str, tuple[Any, ...], Any, FrameType, float], None]  # name, arguments, tensor, ...
 
 
 def count_calls(note: Note, patches: Patches) -> None:
@@ -66,6 +68,60 @@ def checkpoint_generator() -> str:
     name = "_checkpoint_without_reentrant_generator"
     from_2_15 = f"{name}_impl"
     return from_2_15 if hasattr(checkpoint, from_2_15) else name
+
+
+def count_creations(note: NoteCreation, patches: Patches) -> None:
+    """Report tensors that `torch.FloatTensor`, its siblings and `torch.Tensor` make, until an undo."""
+    import torch
+
+    for kind in torch._tensor_classes:
+        owner = sys.modules.get(kind.__module__)
+        if getattr(owner, kind.__name__, None) is kind:
+            full_name = f"{kind.__module__}.{kind.__name__}"  # torch reads it: x.type(torch.LongTensor)
+            counted = _CountedType(full_name, (), {"kind": kind, "note": staticmethod(note)})
+            patches.replace(owner, kind.__name__, counted)
+    set_default = torch._C._set_default_tensor_type
+
+    def set_default_of(kind: Any) -> None:
+        set_default(kind.kind if isinstance(kind, _CountedType) else kind)
+
+    patches.replace(torch._C, "_set_default_tensor_type", set_default_of)
+
+    def made(tensor: Any, *args: Any, **kwargs: Any) -> None:
+        if type(tensor) is torch.Tensor:  # only a call of the class comes here, not an operator's result
+            start = now()
+            torch.Tensor.__new__(torch.Tensor, *args, **kwargs)  # again: the first has ended by now
+            note("Tensor", args, tensor, sys._getframe(1), now() - start)
+
+    patches.replace(torch.Tensor, "__init__", made)
+
+
+class _CountedType(type):
+    """Stands for a type of tensors: makes them, knows them, and has its attributes."""
+
+    kind: Any
+    note: NoteCreation
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        start = now()
+        tensor = cls.kind(*args, **kwargs)
+        cls.note(cls.kind.__name__, args, tensor, sys._getframe(1), now() - start)
+        return tensor
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, cls.kind)
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(cls.kind, name)
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is cls.kind
+
+    def __hash__(cls) -> int:
+        return hash(cls.kind)
+
+    def __repr__(cls) -> str:
+        return repr(cls.kind)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from flatout.measure import PHASES
 from flatout.measure.clock import Clock
 from flatout.measure.evidence import Kernels, Memory, Network, Stacks
-from flatout.measure.lines.counted_calls import InnerModules, count_calls
+from flatout.measure.lines.counted_calls import InnerModules, count_calls, count_creations
 from flatout.measure.lines.function_modes import insert_mode, keep_in_backward, remove_mode
 from flatout.measure.lines.module_calls import ModuleCalls
 from flatout.measure.lines.stacks import StackSampler
@@ -153,6 +153,7 @@ class Passes:
     def _insert(self, mode: CallSites) -> None:
         keep_in_backward(mode, self._patches)
         count_calls(mode.note_call, self._patches)
+        count_creations(mode.note_creation, self._patches)
         insert_mode(mode)
         self._counting = True
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from flatout.measure.clock import FORWARD, REST, Clock
 from flatout.measure.evidence import Site
 from flatout.measure.lines.call_sites import CallSites
+from flatout.measure.lines.counted_calls import count_creations
 from flatout.measure.lines.function_modes import insert_mode, keep_in_backward, remove_mode
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
@@ -35,6 +37,7 @@ def counting(*, attributing: bool = False) -> Iterator[CallSites]:
     sites = CallSites(UserCode(str(HERE.parent)))
     patches = Patches()
     keep_in_backward(sites, patches)
+    count_creations(sites.note_creation, patches)
     sites.attributing = attributing
     insert_mode(sites)
     try:
@@ -387,3 +390,27 @@ def test_operators_are_counted_for_the_module_that_calls_them() -> None:
     assert calls["SGD.step"].calls_per_step >= 1
     assert calls["Gate"].place is not None and calls["Tanh"].place is None
     assert calls["Gate"].place.line == line("gate")
+
+
+def test_constructors_from_before_torch_tensor_are_creations() -> None:
+    rows = [np.ones(2), np.ones(2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.tensor(rows)  # torch warns once, that this is slow
+
+    def job() -> None:
+        for number in range(NUM):
+            torch.LongTensor([number])  # at: long
+            torch.Tensor(rows)  # at: rows
+
+    assert calls(job) == {
+        ("create", "LongTensor", line("long")): NUM,
+        ("create", "Tensor of arrays", line("rows")): NUM,
+    }
+    with counting(attributing=True) as sites:
+        job()
+    assert all(counts.host_s[0, REST] > 0 for counts in sites.sites.values())
+    with counting() as sites, ThreadPoolExecutor(1) as pool:
+        sites._clock = Clock()
+        pool.submit(job).result()
+    assert not sites.sites

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from flatout.measure.lines.counted_calls import InnerModules, count_calls
+from flatout.measure.lines.counted_calls import InnerModules, count_calls, count_creations
 from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
 
@@ -37,6 +38,39 @@ def test_checkpoints_and_calls_of_the_cache_are_counted_once(
     patches.undo()
     checkpoint(torch.tanh, x, use_reentrant=False)
     assert len(seen) == 3
+
+
+def test_constructors_that_no_mode_sees_are_counted_and_stay_types(patches: Patches) -> None:
+    seen: list[tuple[str, Any, int]] = []
+    whole, real = torch.LongTensor([1]), torch.FloatTensor
+
+    def note(name: str, args: Any, tensor: Any, frame: Any, spent_s: float) -> None:
+        assert spent_s > 0
+        seen.append((name, tensor.tolist(), frame.f_lineno))
+
+    count_creations(note, patches)
+    first = sys._getframe().f_lineno + 1
+    made = torch.FloatTensor([2.0])
+    made = torch.Tensor([3.0])
+    assert seen == [("FloatTensor", [2.0], first), ("Tensor", [3.0], first + 1)]
+    assert type(made) is torch.Tensor
+    assert isinstance(made, torch.FloatTensor)
+    assert not isinstance(whole, torch.FloatTensor)
+    assert whole.type(torch.FloatTensor).dtype is torch.FloatTensor.dtype is torch.float32
+    assert nn.Linear(1, 1).type(torch.DoubleTensor).weight.dtype is torch.float64
+    assert {real: 1}[torch.FloatTensor] == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated
+        torch.set_default_tensor_type(torch.FloatTensor)
+    nn.Parameter(made.clone())
+    with pytest.raises(TypeError):
+        torch.LongTensor("a", "b")
+    assert len(seen) == 2
+    patches.undo()
+    torch.Tensor([4.0])
+    assert torch.FloatTensor is real
+    assert "__init__" not in vars(torch.Tensor)
+    assert len(seen) == 2
 
 
 def test_modules_that_a_line_calls_in_turn(patches: Patches) -> None:
