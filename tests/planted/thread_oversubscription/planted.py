@@ -9,7 +9,7 @@ def main():
     torch.manual_seed(9)
     model = nn.Sequential(nn.Linear(256, 512), nn.GELU(), nn.Linear(512, 256), nn.GELU(), nn.Linear(256, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    inputs = torch.randn(512, 256)
+    inputs = torch.randn(64, 256)
     for step in range(50_000):
         loss = model(inputs).square().mean()
         optimizer.zero_grad()
