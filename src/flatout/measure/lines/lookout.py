@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import random
 import threading
-import time
 from collections.abc import Callable, Sequence
 from types import CodeType
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from flatout.measure.clock import EXCLUDED, FORWARD, now
 from flatout.measure.evidence import Place
 from flatout.measure.lines.stacks import DEEPEST, stack_of
+from flatout.measure.process.own_thread import OwnThread
 
 if TYPE_CHECKING:
     from flatout.measure.clock import Clock
@@ -58,28 +58,23 @@ class Lookout:
         self.looks: list[Look] = []
         self._interval_s = INTERVAL_S
         self._doing: dict[int, tuple[Library | None, CodeType]] = {}  # by id, as in UserCode
-        self._ended = False
+        self._uneven = random.Random(0)  # even intervals would beat with the steps
+        self._before_s = self.started_at_s
+        self._thread = OwnThread(self._look_around, name="flatout-lookout")
 
     def start(self) -> None:
-        self.started_at_s = now()
-        threading.Thread(target=self._look_around, name="flatout-lookout", daemon=True).start()
+        self.started_at_s = self._before_s = now()
+        self._thread.start()
 
     def stop(self) -> None:
-        """Stop without waiting: a sample under way ends by itself.
+        """Stop without waiting: a sample under way ends by itself."""
+        self._thread.stop()
 
-        A flag, not an event, because a process that the job forks stops the sampling, too.  At the fork the
-        thread may hold an event's lock, and it does not exist in the new process to release it.
-        """
-        self._ended = True
-
-    def _look_around(self) -> None:
-        uneven = random.Random(0)  # even intervals would beat with the steps
-        before_s = now()
+    def _look_around(self, leave: threading.Event) -> None:
         while True:
-            interval_s = self._interval_s * uneven.uniform(0.5, 1.5)
+            interval_s = self._interval_s * self._uneven.uniform(0.5, 1.5)
             due_s = now() + interval_s
-            time.sleep(interval_s)
-            if self._ended:
+            if leave.wait(interval_s):
                 return
             late_s = now() - due_s
             try:
@@ -88,9 +83,9 @@ class Lookout:
                 time_s = now()
                 # if the clock changed between the two, the thread may be in another step by now
                 if lines and region != EXCLUDED and self._clock.last == changed_at:
-                    look = self._look(lines, region, time_s, time_s - before_s)
+                    look = self._look(lines, region, time_s, time_s - self._before_s)
                     self.looks.append(look._replace(late_s=late_s))
-                before_s = time_s
+                self._before_s = time_s
                 if len(self.looks) >= MOST_LOOKS:
                     self._thin_out()
                 self._on_look()

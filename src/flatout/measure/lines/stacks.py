@@ -30,11 +30,12 @@ from typing import TYPE_CHECKING, Any
 from flatout.measure import PHASES
 from flatout.measure.clock import EXCLUDED
 from flatout.measure.evidence import Place, StackPath, Stacks
+from flatout.measure.process.own_thread import OwnThread
 from flatout.measure.statistics import typical_steps
 
 if TYPE_CHECKING:
     from flatout.measure.clock import Clock
-    from flatout.measure.user_code import UserCode
+from flatout.measure.user_code import UserCode
 
 INTERVAL_S = 0.001
 SWITCH_INTERVAL_S = 2e-5
@@ -84,8 +85,8 @@ class StackSampler:
     def __init__(self, clock: Clock, user_code: UserCode) -> None:
         self._clock, self._user_code = clock, user_code
         self._steps: list[Found] = [Counter()]
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look_around, name="flatout-stacks", daemon=True)
+        self._uneven = random.Random(0)  # even intervals would beat with the steps
+        self._thread = OwnThread(self._look_around, name="flatout-stacks")
         self.failure: Exception | None = None
 
     def start(self) -> None:
@@ -105,7 +106,7 @@ class StackSampler:
 
         `differentiable` holds lines that are known to contribute to the loss.
         """
-        self._ended.set()
+        self._thread.stop()
         self._thread.join()
         sys.setswitchinterval(self._switch_interval_s)
         if self.failure is not None:
@@ -129,10 +130,9 @@ class StackSampler:
             differentiable=tuple(place for place in places if place in differentiable),
         )
 
-    def _look_around(self) -> None:
+    def _look_around(self, leave: threading.Event) -> None:
         wake_on_time()
-        uneven = random.Random(0)  # even intervals would beat with the steps
-        while not self._ended.wait(INTERVAL_S * uneven.uniform(0.5, 1.5)):
+        while not leave.wait(INTERVAL_S * self._uneven.uniform(0.5, 1.5)):
             try:
                 changed_at, found = self._clock.last, self._steps[-1]
                 region, lines = self._clock.stack[-1], stack_of(self._clock.owner)

@@ -9,28 +9,28 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+from flatout.measure.clock import now
+from flatout.measure.process.own_thread import OwnThread
+
 
 class Watchdog:
     """Watches one block at a time."""
 
     def __init__(self) -> None:
-        self._ended = threading.Event()
+        self._thread: OwnThread | None = None
 
     def watch(self, *, longest_s: float, on_late: Callable[[], None], on_stuck: Callable[[], None]) -> None:
         """Call `on_late` after `longest_s` and `on_stuck` after as long again, unless `end` comes first."""
-        self._ended = threading.Event()
-        arguments = (self._ended, longest_s, on_late, on_stuck)
-        threading.Thread(target=_wait, args=arguments, name="flatout-watchdog", daemon=True).start()
+        start_s = now()
+        due = [(start_s + longest_s, on_late), (start_s + 2 * longest_s, on_stuck)]
+
+        def wait(leave: threading.Event) -> None:
+            while due and not leave.wait(max(0.0, due[0][0] - now())):
+                due.pop(0)[1]()
+
+        self._thread = OwnThread(wait, name="flatout-watchdog")
+        self._thread.start()
 
     def end(self) -> None:
-        self._ended.set()
-
-
-def _wait(
-    ended: threading.Event, longest_s: float, on_late: Callable[[], None], on_stuck: Callable[[], None]
-) -> None:
-    if ended.wait(longest_s):
-        return
-    on_late()
-    if not ended.wait(longest_s):
-        on_stuck()
+        if self._thread is not None:
+            self._thread.stop()
