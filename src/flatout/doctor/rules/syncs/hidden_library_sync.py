@@ -12,7 +12,10 @@ Evidence
 On a GPU: a line of your code calls a library that waits at least once per step, through `item`, `bool`,
 `nonzero` or similar, and the profiler saw the GPU idle for at least 5 % of the step in gaps that follow a
 wait. The finding names the library's own line. Waits of optimizers and gradient scalers are not counted.
-There is no arm: what a library reads may decide what it does next.
+There is no arm. `reads-free` answers a read with an earlier value only at lines of your own, whose source
+shows whether the value becomes a size or an index. A library passes what it reads to other functions, as a
+size, the end of a loop or a gradient's scale, so an earlier value could make it compute something else, or
+fail.
 
 Fix
 Turn the check off:
