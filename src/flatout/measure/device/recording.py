@@ -14,6 +14,7 @@ from typing import Any
 
 from flatout.measure.lines.live_objects import live_objects, with_subclasses
 from flatout.measure.patches import Patches
+from flatout.measure.process.own_thread import torch_keeps_threads
 
 _LOG_LEVEL = "KINETO_LOG_LEVEL"
 _SILENT = "99"
@@ -59,8 +60,9 @@ class Recording:
         if quiet:
             os.environ[_LOG_LEVEL] = _SILENT
         try:
-            torch._C._autograd._prepare_profiler(config, session.kineto_activities)
-            enable(config, session.kineto_activities, scopes)
+            with torch_keeps_threads():
+                torch._C._autograd._prepare_profiler(config, session.kineto_activities)
+                enable(config, session.kineto_activities, scopes)
         finally:
             if quiet:
                 os.environ.pop(_LOG_LEVEL, None)

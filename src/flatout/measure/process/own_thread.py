@@ -3,6 +3,9 @@
 Python 3.12 and later warn a process that forks while it has other threads.  The job has not started ours, so
 it would be warned of something that it does not do.  A lock that our thread holds at a fork would stay locked
 in the new process, too.  So our threads end before a fork and start again after it, in the old process alone.
+
+torch's profiler leaves a thread that nobody can end.  If we started it and the job has no thread of its own,
+a filter hides that one warning.
 """
 
 from __future__ import annotations
@@ -10,17 +13,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import sys
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from flatout.measure.clock import now
 
 MOST_S = 0.1  # for a thread to end; a fork does not wait longer
 POLL_S = 0.0001
 
+TASKS = "/proc/self/task"
+HIDES: Any = ("ignore", re.compile("This process .* is multi-threaded"), DeprecationWarning, None, 0)
+
 _running: list[OwnThread] = []
+_num_left = 0  # threads that torch started for us and keeps
 
 
 class OwnThread:
@@ -82,7 +92,20 @@ class OwnThread:
 
 
 def _is_listed(thread: threading.Thread) -> bool:
-    return os.path.exists(f"/proc/self/task/{thread.native_id}")
+    return os.path.exists(f"{TASKS}/{thread.native_id}")
+
+
+@contextlib.contextmanager
+def torch_keeps_threads() -> Iterator[None]:
+    """Note the threads that torch starts in this block: they are ours, not the job's."""
+    global _num_left
+    before = _num_threads()
+    yield
+    _num_left += max(0, _num_threads() - before)
+
+
+def _num_threads() -> int:
+    return len(os.listdir(TASKS)) if sys.platform == "linux" else 1
 
 
 @functools.cache  # a hook stays for good
@@ -93,6 +116,20 @@ def _watch_forks() -> None:
 def _leave() -> None:
     for thread in tuple(_running):
         thread.go_away()
+    _hide_warning(hidden=1 < _num_threads() <= 1 + _num_left)
+
+
+def _hide_warning(*, hidden: bool) -> None:
+    """Put our filter first, or remove it.
+
+    The list is changed in place: `warnings.filterwarnings` would let warnings that were shown come again.
+    Later releases of Python warn after all hooks of a fork, so the filter stays until the next one.
+    """
+    filters: list[Any] = warnings.filters  # type: ignore[assignment]
+    while HIDES in filters:
+        filters.remove(HIDES)
+    if hidden:
+        filters.insert(0, HIDES)
 
 
 def _come_back() -> None:
@@ -104,3 +141,4 @@ def _stay_away() -> None:
     for thread in _running:
         thread.stay_away()
     _running.clear()
+    _hide_warning(hidden=False)

@@ -42,6 +42,41 @@ assert not began.acquire(blocking=False)
 """
 
 
+KEEPS = """
+import os, threading, warnings
+from flatout.measure.process import own_thread
+
+def fork():
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        child = os.fork()
+        if child == 0:
+            os._exit(own_thread.HIDES in warnings.filters)
+        os.waitpid(child, 0)
+        # as Python 3.12 and later do
+        warnings.warn("This process (pid=1) is multi-threaded, use of fork()", DeprecationWarning)
+        warnings.warn("another", DeprecationWarning)
+    return sorted({str(each.message)[:12] for each in seen})
+
+ours = own_thread.OwnThread(lambda leave: leave.wait(), name="ours")
+ours.start()
+with own_thread.torch_keeps_threads():
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+print(fork())
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+print(fork())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system's list of threads is Linux's")
+def test_a_fork_is_warned_of_the_jobs_threads_but_not_of_one_that_torch_keeps_for_us() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", KEEPS], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert ran.stdout.splitlines() == ["['another']", "['This process', 'another']"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="the system's list of threads is Linux's")
 def test_it_is_away_at_forks_and_comes_back_in_the_old_process() -> None:
     # Python 3.12 and later warn of threads at a fork, as an error here
