@@ -78,7 +78,8 @@ def count_creations(note: NoteCreation, patches: Patches) -> None:
         owner = sys.modules.get(kind.__module__)
         if getattr(owner, kind.__name__, None) is kind:
             full_name = f"{kind.__module__}.{kind.__name__}"  # torch reads it: x.type(torch.LongTensor)
-            counted = _CountedType(full_name, (), {"kind": kind, "note": staticmethod(note)})
+            names = {"__module__": kind.__module__, "__qualname__": kind.__name__}  # pickle reads these
+            counted = _CountedType(full_name, (), {"kind": kind, "note": staticmethod(note), **names})
             patches.replace(owner, kind.__name__, counted)
     set_default = torch._C._set_default_tensor_type
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import sys
 import warnings
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_checkpoints_and_calls_of_the_cache_are_counted_once(
 
 def test_constructors_that_no_mode_sees_are_counted_and_stay_types(patches: Patches) -> None:
     seen: list[tuple[str, Any, int]] = []
-    whole, real = torch.LongTensor([1]), torch.FloatTensor
+    whole, real, pickled = torch.LongTensor([1]), torch.FloatTensor, pickle.dumps(torch.FloatTensor)
 
     def note(name: str, args: Any, tensor: Any, frame: Any, spent_s: float) -> None:
         assert spent_s > 0
@@ -59,6 +60,8 @@ def test_constructors_that_no_mode_sees_are_counted_and_stay_types(patches: Patc
     assert whole.type(torch.FloatTensor).dtype is torch.FloatTensor.dtype is torch.float32
     assert nn.Linear(1, 1).type(torch.DoubleTensor).weight.dtype is torch.float64
     assert {real: 1}[torch.FloatTensor] == 1
+    assert str(torch.FloatTensor | None) == "torch.FloatTensor | None"
+    assert pickle.dumps(torch.FloatTensor) == pickled
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecated
         torch.set_default_tensor_type(torch.FloatTensor)
