@@ -17,7 +17,7 @@ from typing import NoReturn
 from flatout.ground.codec import decode
 from flatout.ground.script.main import after_import, run_as_main, show_error
 from flatout.measure.patches import Patches
-from flatout.tuner.treatment import Dose, all_treatments, install
+from flatout.tuner.treatment import Dose, install
 
 MODULE = "flatout.tuner.child"
 
@@ -87,8 +87,7 @@ def _run_trial(options: ChildOptions, trial: TrialOptions, at_start: Collection[
     def begin(_torch: ModuleType) -> None:
         redirect_torch(patches, mirror)
         meter.prepare()
-        # Patches are served as texts: to look them up here would add the import of libcst to the job's start.
-        install((dose for dose in options.doses if dose.name in all_treatments()), patches)
+        install(options.doses, patches)
         meter.install()
 
     after_import("torch", begin)

@@ -177,11 +177,12 @@ class Trials:
             block_steps=plan.block_steps,
             checked=(1, 2, plan.warmup, plan.num_steps),
         )
+        installed, texts = _split(doses, own)
         child = ChildOptions(
             command=self.command,
             module=self.module,
-            doses=tuple(doses),
-            texts=_patched(doses, own),
+            doses=installed,
+            texts=texts,
             trial=replace(options, **changes),
             parent=os.getpid(),
         )
@@ -246,13 +247,16 @@ def _start(command: list[str], output: IO[bytes], variables: dict[str, str]) -> 
     )
 
 
-def _patched(doses: Sequence[Dose], folder: Path) -> dict[str, str]:
-    """Write the texts that replace the user's files; map each file to its text's path."""
-    if all(dose.name in all_treatments() for dose in doses):
-        return {}
-    from flatout.tuner.patches.patch import write_texts
+def _split(doses: Sequence[Dose], folder: Path) -> tuple[tuple[Dose, ...], dict[str, str]]:
+    """Return what the child installs, and the texts that replace the user's files, by file.
 
-    return write_texts(doses, folder)
+    The child is not told of patches: to look them up there would add the import of libcst to the job's start.
+    """
+    if all(dose.name in all_treatments() for dose in doses):
+        return tuple(doses), {}
+    from flatout.tuner.patches.patch import all_patches, write_texts
+
+    return tuple(dose for dose in doses if dose.name not in all_patches()), write_texts(doses, folder)
 
 
 def _end_group(process: subprocess.Popen[bytes]) -> None:
