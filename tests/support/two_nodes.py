@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -85,6 +86,7 @@ def main(cpus: str, nodes: str, takes_jobs: str) -> None:
 
     each = {"num_cpus": int(cpus), "num_gpus": int(takes_jobs), "object_store_memory": STORE_BYTES}
     head = {**each, "include_dashboard": bool(int(takes_jobs)), "dashboard_port": 0}
+    head["dashboard_agent_listen_port"] = free_port()  # the heads of two clusters would share one by default
     cluster = Cluster(initialize_head=True, head_node_args=head)
     joined = [cluster.add_node(wait=False, **each) for _ in range(int(nodes) - 1)]
     cluster.wait_for_nodes()
@@ -97,6 +99,12 @@ def main(cpus: str, nodes: str, takes_jobs: str) -> None:
             joined.append(cluster.add_node(**each))
         print("flatout", line.strip(), flush=True)
     cluster.shutdown()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":
