@@ -177,14 +177,7 @@ def run_script(folder: Path, how: str, cases: list[str]) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-# Measured: 432 MB where both ways say 472, and 263 where they say 283.  Why is not known: in most jobs and
-# single calls that the tables come from, the input is as wide as the state, and here it is half of that.
-TOO_HIGH = pytest.mark.xfail(reason="stacks of LSTM with a narrow input are estimated too high", strict=True)
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=TOO_HIGH) if name.startswith("lstm") else name for name in CASES]
-)
+@pytest.mark.parametrize("name", CASES)
 def test_a_native_estimate_is_near_the_real_step_and_the_rules(answers: Any, name: str) -> None:
     found = answers["cases"][name]
     assert "error" not in found, found["error"]
