@@ -172,6 +172,8 @@ def end_with_starter() -> None:
     """Interrupt this worker when the process that started it is gone."""
     if os.environ.get(SUPERVISED) != "1":
         return
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell starts background jobs like that
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def watch() -> None:
         while os.read(sys.stdin.fileno(), 1024):

@@ -109,9 +109,13 @@ except KeyboardInterrupt:
 """
 
 
-def test_a_worker_ends_when_its_starter_is_gone() -> None:
+IGNORED = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"  # as a shell begins `command &`
+
+
+@pytest.mark.parametrize("begin", ["", IGNORED], ids=["as usual", "interrupts ignored"])
+def test_a_worker_ends_when_its_starter_is_gone(begin: str) -> None:
     child = subprocess.Popen(
-        python(SUPERVISED_CHILD),
+        python(begin + SUPERVISED_CHILD),
         env={**os.environ, SUPERVISED: "1"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
