@@ -89,10 +89,13 @@ def faults(folder: Path) -> str:
 def efficiency(folder: Path) -> str:
     """Two workers against one, and the points that are lost, the largest first."""
     rows = []
-    for verb in ("evolve", "adapt"):
-        if found := latest(folder, f"efficiency-{verb}"):
-            lost = [f"{row['phase']} {100 * row['lost']:.1f} ({row['reason']})" for row in found["phases"]]
-            rows.append([verb, f"{found['efficiency']:.2f}", "; ".join(lost)])
+    for where, subject in (("", "efficiency-"), (", two processes on one GPU", "efficiency-gpu-")):
+        for verb in ("evolve", "adapt"):
+            if found := latest(folder, subject + verb):
+                lost = [
+                    f"{row['phase']} {100 * row['lost']:.1f} ({row['reason']})" for row in found["phases"]
+                ]
+                rows.append([verb + where, f"{found['efficiency']:.2f}", "; ".join(lost)])
     for name, row in (latest(folder, "efficiency") or {}).items():
         if isinstance(row, dict):
             parts = {part[5:]: 100 * value for part, value in row.items() if part.startswith("lost_")}

@@ -10,6 +10,9 @@ what runs inside another phase.
 Seconds are CPU time, of the busier of two processes, for which the other one waits: the clock on the wall
 measures whoever else uses the cores.  Between machines the time of a message comes on top.  What a run does
 once, whatever its length, does not count: starting Python, loading the model, drawing the plot.
+
+On a GPU both processes share it.  Two take as long as one if sharing costs nothing: efficiency is T1 / T2 and
+a phase loses (T2p - T1p) / T2, in seconds on the wall, since the GPU is nobody else's.
 """
 
 from __future__ import annotations
@@ -27,6 +30,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+import torch
 
 HERE = Path(__file__).parent
 sys.path[0:0] = [str(HERE), str(HERE.parent)]
@@ -47,6 +52,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
     "adapt": {"width": 128, "layers": 4},
 }
+ON_GPU: dict[str, dict[str, Any]] = {
+    "evolve": {
+        **SETTINGS["evolve"],
+        **{"device": "cuda", "mode": "graph", "width": 1024, "layers": 12},
+        **{"population": 1024, "rows": 1024, "chunk_members": 128},
+    },
+    "adapt": {"device": "cuda", "width": 768, "layers": 12},
+}
+SHARES_GPU = torch.cuda.is_available()
 ROOT = "rest"  # the whole of training, less what is timed by itself
 # Why a phase loses what it loses.
 REASONS = {
@@ -83,7 +97,9 @@ class Phases:
             self._open.pop()
 
     def _turn(self) -> None:
-        now_s = time.process_time()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+        now_s = time.perf_counter() if SHARES_GPU else time.process_time()
         if self._open:
             self.seconds[self._open[-1]] += now_s - self._since_s
         self._since_s = now_s
@@ -177,13 +193,14 @@ def compare(runs: dict[int, list[dict[str, float]]]) -> dict[str, Any]:
         {name: median(each.get(name, 0.0) for each in runs[processes]) for name in names}
         for processes in (1, 2)
     )
-    whole = 2 * sum(two.values())
+    used = 1 if SHARES_GPU else 2  # of what is paid for: one GPU, or the cores of two processes
+    whole = used * sum(two.values())
     rows = [
         {
             "phase": name,
             "one_s": round(one[name], 3),
             "two_s": round(two[name], 3),
-            "lost": round((2 * two[name] - one[name]) / whole, 4),
+            "lost": round((used * two[name] - one[name]) / whole, 4),
             "reason": REASONS[name],
         }
         for name in names
@@ -204,7 +221,7 @@ def main() -> None:
         for verb in given.verb or VERBS:
             folder = Path(name) / verb
             folder.mkdir()
-            settings = VERBS[verb][1](folder, **SETTINGS[verb])
+            settings = VERBS[verb][1](folder, **(ON_GPU if SHARES_GPU else SETTINGS)[verb])
             runs: dict[int, list[dict[str, float]]] = {1: [], 2: []}
             for number in range(1 if given.quick else given.rounds):
                 for processes in (1, 2) if number % 2 == 0 else (2, 1):
@@ -215,7 +232,8 @@ def main() -> None:
             for row in found["phases"]:
                 print(f"  {row['phase']:16} {row['one_s']:8.2f} s {row['two_s']:8.2f} s {row['lost']:+.3f}")
             result = {"rounds": len(runs[1]), "load_5_min": os.getloadavg()[1], **found}
-            report(f"efficiency-{verb}", result, folder=HERE, save=given.save)
+            subject = f"efficiency-{'gpu-' if SHARES_GPU else ''}{verb}"
+            report(subject, result, folder=HERE, save=given.save)
 
 
 if __name__ == "__main__":
