@@ -55,8 +55,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
 ON_GPU: dict[str, dict[str, Any]] = {
     "evolve": {
         **SETTINGS["evolve"],
-        **{"device": "cuda", "mode": "graph", "width": 1024, "layers": 12},
-        **{"population": 1024, "rows": 1024, "chunk_members": 128},
+        "device": "cuda",
+        "mode": "graph",
+        "width": 1024,
+        "layers": 12,
+        "population": 1024,
+        "rows": 1024,
+        "chunk_members": 128,
     },
     "adapt": {"device": "cuda", "width": 768, "layers": 12},
 }
