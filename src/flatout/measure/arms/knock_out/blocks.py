@@ -144,14 +144,24 @@ def _runs_in(
 def _run_at(
     scope: Scope, suite: list[ast.stmt], position: int, tree: ast.AST, *, in_step: bool = False
 ) -> Block:
-    """Return the shortest run that begins at a statement and consumes what it fills."""
+    """Return the shortest run that begins at a statement and consumes what it fills.
+
+    Samples and reports know lines alone, so statements of one line (`a(); b()`) are one block if they can be.
+    """
     last = position
     while last + 1 < len(suite):
         filled = _filled(suite[position : last + 1])
         if not filled or not filled & _loaded(suite[last + 1 :]):
             break
         last += 1
-    return _block(scope, suite, position, last, tree, in_step=in_step)
+    made = _block(scope, suite, position, last, tree, in_step=in_step)
+    same_line = last
+    while same_line + 1 < len(suite) and suite[same_line + 1].lineno == suite[last].end_lineno:
+        same_line += 1
+    if same_line == last or made.refusal is not None:
+        return made
+    longer = _block(scope, suite, position, same_line, tree, in_step=in_step)
+    return longer if longer.refusal is None else made
 
 
 def _block(

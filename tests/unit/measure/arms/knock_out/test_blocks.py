@@ -127,6 +127,22 @@ def test_what_a_loop_does_before_it_fills_a_list_is_a_block_of_its_own() -> None
     assert (call.first_line, call.last_line, call.results) == (5, 5, ("y",))
 
 
+def test_statements_of_one_line_are_one_block_if_they_can_be() -> None:
+    found = inside(
+        """
+        def step(self, x):
+            first = self.a(x); second = self.b(first)
+            third = self.c(second); optimizer.step(); fourth = self.d(third)
+            return fourth
+        """
+    )
+    assert [(block.first_line, block.num_statements, block.refusal) for block in found[:3]] == [
+        (3, 2, None),
+        (4, 1, None),
+        (4, 1, None),
+    ]
+
+
 def test_a_branch_that_leaves_the_function_is_opened() -> None:
     source = "def f(x):\n    if len(x):\n        x = g(x)\n        return x\n    x = h(x)\n    return x\n"
     assert [(block.first_line, block.is_tail) for block in inside(source)] == [(3, False), (5, False)]
