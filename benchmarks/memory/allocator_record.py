@@ -10,8 +10,9 @@ Printed are
     peak     what is held at the highest moment of either and not of the other, by size, with its origin
     events   the births of the first step in order: those that only one side has, where they stand
 
-Blocks below `--smallest` bytes are left out.  Measure a set before its kinds are recorded: what was recorded
-has been looked at.
+Blocks below `--smallest` bytes are left out; with `--whole` the file has all of the GPU's births and deaths
+in both steps, so that they can be simulated and looked at without a GPU.  Measure a set before its kinds
+are recorded: what was recorded has been looked at.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from benchmarks.memory.children import Pool, Task  # noqa: E402
 from benchmarks.memory.configuration import Configuration  # noqa: E402
 from benchmarks.memory.configurations import SETS  # noqa: E402
 from benchmarks.memory.estimates import DEVICE  # noqa: E402
-from benchmarks.memory.preparation import import_everything, write  # noqa: E402
+from benchmarks.memory.preparation import import_everything, versions, write  # noqa: E402
 
 MIB = 2**20
 BLOCK = 512  # bytes that the allocator rounds up to
@@ -61,12 +62,16 @@ class Block(NamedTuple):
 
 
 class Log(NamedTuple):
-    """Births of the first step in order, what is held at the peak of all steps, and the peak itself."""
+    """Births of the first step in order, what is held at the peak of all steps, and the peak itself.
+
+    `whole` has every birth and death of the GPU's steps, and the place where the second step begins.
+    """
 
     births: list[Block]
     at_peak: list[Block]
     peak_bytes: int
     reserved_bytes: int
+    whole: dict[str, Any] | None = None
 
 
 def rounded(num_bytes: int) -> int:
@@ -121,7 +126,21 @@ def recorded_log(configuration: Configuration) -> Log:
         held_at_peak([*held, *numbered]),
         stats["allocated_bytes.all.peak"],
         stats["reserved_bytes.all.peak"],
+        whole_log([*held, *numbered], second=len(held) + num_first),
     )
+
+
+def whole_log(events: Sequence[tuple[int, bool, Block]], *, second: int) -> dict[str, Any]:
+    """Return events as numbers: n is the birth of block n, ~n its death; each block with bytes and origin."""
+    numbers: dict[int, int] = {}
+    origins: dict[str, int] = {}
+    found: dict[str, Any] = {"events": [], "blocks": [], "second": second}
+    for number, born, block in events:
+        if born:
+            numbers[number] = len(found["blocks"])
+            found["blocks"].append([block.num_bytes, origins.setdefault(block.origin, len(origins))])
+        found["events"].append(numbers[number] if born else ~numbers[number])
+    return {**found, "origins": list(origins)}
 
 
 def _events(torch: Any) -> list[dict[str, Any]]:
@@ -164,7 +183,7 @@ def held_at_peak(events: Sequence[tuple[int, bool, Block]]) -> list[Block]:
     return list(held.values())
 
 
-def compare_kind(configuration: Configuration, smallest: int) -> dict[str, Any]:
+def compare_kind(configuration: Configuration, smallest: int, whole: bool) -> dict[str, Any]:
     """Both logs and where they part, as lines."""
     predicted = predicted_log(configuration)
     recorded = recorded_log(configuration)
@@ -173,6 +192,7 @@ def compare_kind(configuration: Configuration, smallest: int) -> dict[str, Any]:
         "measured": {"allocated": recorded.peak_bytes, "reserved": recorded.reserved_bytes},
         "peak": list(peak_differences(predicted.at_peak, recorded.at_peak, smallest=smallest)),
         "events": list(event_differences(predicted.births, recorded.births, smallest=smallest)),
+        **({"whole": recorded.whole} if whole else {}),
     }
 
 
@@ -229,20 +249,23 @@ def main() -> int:
     parser.add_argument("--smallest", type=int, default=MIB // 4, help="bytes of a block that is shown")
     parser.add_argument("--most", type=int, default=60, help="lines of events for each kind")
     parser.add_argument("--seconds", type=float, default=280.0, help="start nothing after this long")
-    parser.add_argument("--out", help="JSON file with all lines")
+    parser.add_argument("--width", type=int, default=1, help="children at a time")
+    parser.add_argument("--whole", action="store_true", help="every birth and death in the file too")
+    parser.add_argument("--out", help="JSON file with all lines, rewritten after every kind")
     arguments = parser.parse_args()
     import_everything()
     configurations = chosen(arguments)
     tasks: list[Task] = [
-        (kind, compare_kind, (each, arguments.smallest)) for kind, each in configurations.items()
+        (kind, compare_kind, (each, arguments.smallest, arguments.whole))
+        for kind, each in configurations.items()
     ]
     rows = []
-    with Pool(width=1, limit_s=90) as pool:
+    with Pool(width=arguments.width, limit_s=90) as pool:
         for kind, answer in pool.run(tasks, deadline=time.monotonic() + arguments.seconds):
             rows.append({"kind": kind, "label": configurations[kind].label, **answer})
             show(rows[-1], most=arguments.most)
-    if arguments.out:
-        write(Path(arguments.out), {"rows": rows})
+            if arguments.out:
+                write(Path(arguments.out), {"versions": versions(), "rows": rows})
     print(json.dumps({row["kind"]: row.get("measured", row.get("error")) for row in rows}))
     return 0 if rows and all("error" not in row for row in rows) else 1
 

@@ -28,6 +28,9 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "sgd-momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9),
     "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=1e-3),
     "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-4, momentum=0.9),
+    "adamax": lambda parameters: torch.optim.Adamax(parameters, lr=1e-4),
+    "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=1e-4),
+    "radam": lambda parameters: torch.optim.RAdam(parameters, lr=1e-4),
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=1e-3),
 }
 

@@ -1,13 +1,14 @@
 """All configurations, ordered so that a run that is cut short has seen every family.
 
-Those of `families/unseen.py`, of `families/second_*.py` and of `families/third` are sets of their own: the
-estimator was not made from any of them when they were first measured.
+Those of `families/unseen.py`, of `families/second_*.py`, of `families/third` and of `families/fourth` are
+sets of their own: the estimator was not made from any of them when they were first measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from typing import Any
 
 from benchmarks.memory.configuration import Configuration
 from benchmarks.memory.families import (
@@ -25,6 +26,7 @@ from benchmarks.memory.families import (
     text_encoders,
     unseen,
 )
+from benchmarks.memory.families.fourth import graphs, images, libraries, makers, others, sequences, series
 from benchmarks.memory.families.third import images as third_images
 from benchmarks.memory.families.third import others as third_others
 from benchmarks.memory.families.third import sequences as third_sequences
@@ -39,12 +41,17 @@ MODULES = (
     adapters,
     plain,
 )
+FOURTH = (libraries, sequences, series, images, makers, graphs, others)
 
 
 def every_configuration() -> list[Configuration]:
-    """The first of each family, then the second of each, and so on."""
+    return _by_turns(MODULES)
+
+
+def _by_turns(modules: Sequence[Any]) -> list[Configuration]:
+    """List the first of each family, then the second of each, and so on."""
     families: dict[str, list[Configuration]] = {}
-    for module in MODULES:
+    for module in modules:
         for configuration in module.CONFIGURATIONS:
             families.setdefault(configuration.family, []).append(configuration)
     return [each for row in zip_longest(*families.values()) for each in row if each is not None]
@@ -72,6 +79,11 @@ def third_configurations() -> list[Configuration]:
     ]
 
 
+def fourth_configurations() -> list[Configuration]:
+    """Of families in none of the other sets."""
+    return _by_turns(FOURTH)
+
+
 def compiled_configurations() -> list[Configuration]:
     """Some of the others, with the model compiled."""
     return list(compiled.CONFIGURATIONS)
@@ -83,6 +95,7 @@ SETS: dict[str, Callable[[], list[Configuration]]] = {
     "unseen": unseen_configurations,
     "unseen-second": second_configurations,
     "unseen-third": third_configurations,
+    "unseen-fourth": fourth_configurations,
     "compiled": compiled_configurations,
 }
 
