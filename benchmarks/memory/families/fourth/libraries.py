@@ -96,7 +96,8 @@ def _switch() -> nn.Module:
     from transformers import SwitchTransformersConfig, SwitchTransformersForConditionalGeneration
 
     shape = {"d_model": 512, "d_ff": 1024, "num_layers": 6, "num_heads": 8, "num_experts": 8}
-    return SwitchTransformersForConditionalGeneration(SwitchTransformersConfig(**shape, vocab_size=16000))
+    tokens = {"vocab_size": 16000, "decoder_start_token_id": 0}
+    return SwitchTransformersForConditionalGeneration(SwitchTransformersConfig(**shape, **tokens))
 
 
 def _pegasus() -> nn.Module:

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from flatout.ground.units import round_up
+from flatout.memory.trace import known_values
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -99,8 +100,16 @@ def install_for_no_data() -> None:
     _install_scaler()
     _install_module_apply()
     _install_no_capture()
+    _install_values()
     # draws until every value lies within its bounds, which without data is never
     torch.nn.init._no_grad_trunc_normal_ = lambda tensor, *args, **kwargs: tensor
+
+
+def _install_values() -> None:
+    """Let tensors without data be copied with the values known of them, and print single numbers."""
+    tensors: Any = FakeTensor
+    tensors.__deepcopy__ = known_values.copy_with_value
+    tensors.__format__ = known_values.format_number
 
 
 def _install_no_capture() -> None:

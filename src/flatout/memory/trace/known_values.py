@@ -12,13 +12,14 @@ the upper end of its range, at which as few as possible are.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode
 from torch.utils._pytree import tree_iter, tree_map
 
 aten = torch.ops.aten
@@ -63,6 +64,27 @@ def with_value(real: Tensor, *, device: torch.device | None = None) -> Tensor:
     fake = torch.empty(tuple(real.shape), dtype=real.dtype, device=device)
     setattr(fake, VALUE, real)
     return fake
+
+
+def copy_with_value(fake: Tensor, memo: dict[int, Any]) -> Tensor:
+    """Return what `copy.deepcopy` gives for a tensor without data: its real values are copied for real."""
+    with _disable_current_modes():
+        for real in (getattr(fake, VALUE, None), getattr(fake, "constant", None)):
+            if isinstance(real, Tensor) and not isinstance(real, FakeTensor):
+                memo.setdefault(id(real), real.clone())
+    with (
+        warnings.catch_warnings()
+    ):  # copying asks for the address, which torch calls a bug in the user's code
+        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+        copied: Tensor = Tensor.__deepcopy__(fake, memo)  # type: ignore[no-untyped-call]
+    return copied
+
+
+def format_number(fake: Tensor, how: str) -> str:
+    """Print a single number as a tensor with data prints: some models name their parts by it."""
+    if fake.dim() or isinstance(fake, nn.Parameter) or _get_current_dispatch_mode() is None:
+        return object.__format__(fake, how)
+    return format(fake.detach().item(), how)
 
 
 def follow(func: Any, args: Any, kwargs: Any, out: Any, *, guess: Callable[[str, str], None]) -> None:

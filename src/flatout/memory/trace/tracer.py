@@ -12,7 +12,6 @@ import dataclasses
 import gc
 import sys
 import time
-import warnings
 import weakref
 from collections import Counter
 from types import FrameType
@@ -269,9 +268,7 @@ def _trace_step(
     gc.collect()
     autocast = AUTOCAST.get(recipe.precision)
     tracer = Tracer(device=device, workspaces=workspaces, autocast=autocast)
-    with mode, tracer, _ModuleNames(tracer), warnings.catch_warnings():
-        # Copied layers (nn.TransformerEncoder) ask for it, which torch calls a bug in the user's code.
-        warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
+    with mode, tracer, _ModuleNames(tracer):
         parts = make_parts(job, recipe, device=device)
         rules.after_imports()  # building the model imported what it needs
         parts.optimizer = eight_bit_adam.without_data(parts.optimizer)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flatout.memory.trace import known_values
 from flatout.memory.trace.known_values import value_of, with_value
@@ -56,6 +57,28 @@ def of_changes_in_place() -> list[Any]:
 
 def test_changes_in_place_are_followed() -> None:
     assert under_rules(of_changes_in_place).result == [[[True, False], [True, True]], 1.0]
+
+
+def of_copies() -> list[Any]:
+    counted, drawn = nn.BatchNorm1d(3), nn.Linear(2, 1)  # a bias of one number is drawn from a known range
+    copies = [copy.deepcopy(counted), copy.deepcopy(drawn)]
+    counter = copies[0].num_batches_tracked
+    counter += 1
+    assert copies[1].bias.untyped_storage()._cdata != drawn.bias.untyped_storage()._cdata
+    return values_of(counted.num_batches_tracked, counter)
+
+
+def test_modules_are_copied_with_what_is_known_of_them() -> None:
+    assert under_rules(of_copies).result == [0, 1]
+
+
+def of_names() -> list[str]:
+    known, drawn = torch.tensor([3, 4])[1], torch.randn(5).mean()
+    return [f"expert_{known}", f"{known:03d}", f"loss {drawn:.2f}"]
+
+
+def test_a_number_is_printed_as_it_is_with_data() -> None:
+    assert under_rules(of_names).result == ["expert_4", "004", "loss 1.00"]
 
 
 def of_what_is_unknown() -> list[Any]:
