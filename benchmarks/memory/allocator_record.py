@@ -131,16 +131,25 @@ def recorded_log(configuration: Configuration) -> Log:
 
 
 def whole_log(events: Sequence[tuple[int, bool, Block]], *, second: int) -> dict[str, Any]:
-    """Return events as numbers: n is the birth of block n, ~n its death; each block with bytes and origin."""
+    """Return events as numbers, n for the birth of block n and ~n for its death, and what the blocks are.
+
+    Rows of numbers are strings, so that the file stays small.
+    """
     numbers: dict[int, int] = {}
     origins: dict[str, int] = {}
-    found: dict[str, Any] = {"events": [], "blocks": [], "second": second}
+    log, num_bytes, came_from = [], [], []
     for number, born, block in events:
         if born:
-            numbers[number] = len(found["blocks"])
-            found["blocks"].append([block.num_bytes, origins.setdefault(block.origin, len(origins))])
-        found["events"].append(numbers[number] if born else ~numbers[number])
-    return {**found, "origins": list(origins)}
+            numbers[number] = len(num_bytes)
+            num_bytes.append(block.num_bytes)
+            came_from.append(origins.setdefault(block.origin, len(origins)))
+        log.append(numbers[number] if born else ~numbers[number])
+    rows = {"events": log, "bytes": num_bytes, "origin": came_from}
+    return {
+        **{name: " ".join(map(str, row)) for name, row in rows.items()},
+        "origins": list(origins),
+        "second": second,
+    }
 
 
 def _events(torch: Any) -> list[dict[str, Any]]:

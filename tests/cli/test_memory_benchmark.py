@@ -25,7 +25,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from benchmarks.memory.accuracy import by_group, caps_summary, finder_summary, held_against, summarize
-from benchmarks.memory.allocator_record import Block, event_differences, held_at_peak, peak_differences
+from benchmarks.memory.allocator_record import (
+    Block,
+    event_differences,
+    held_at_peak,
+    peak_differences,
+    whole_log,
+)
 from benchmarks.memory.children import Pool
 from benchmarks.memory.configuration import HELD_OUT, Configuration
 from benchmarks.memory.configurations import SETS, every_configuration, of_sets
@@ -111,12 +117,33 @@ def test_a_first_look_compares_what_was_predicted_and_counts_what_failed() -> No
     assert other[REPAIRED] == {"allocated": pytest.approx(-0.01), "reserved": 0.0}
 
 
+def test_the_fourth_unseen_set_was_predicted_whole() -> None:
+    configurations = SETS["unseen-fourth"]()
+    assert len(configurations) >= 40 and len({each.family for each in configurations}) >= 20
+    assert {each.recipe.precision for each in configurations} == {"fp32", "tf32", "bf16", "fp16", "pure-bf16"}
+    path = latest_table("unseen-fourth-predictions")
+    assert path is not None
+    assert {row["label"] for row in read_table(path)["rows"]} == {each.label for each in configurations}
+
+
 def test_the_second_unseen_set_was_predicted_whole_and_measured_whole() -> None:
     labels = {each.label for each in SETS["unseen-second"]()}
     for subject in ("unseen-second-predictions", "unseen-second", "unseen-second-first-look"):
         path = latest_table(subject)
         assert path is not None
         assert {row["label"] for row in read_table(path)["rows"]} == labels, subject
+
+
+def test_a_whole_log_numbers_its_blocks_by_birth() -> None:
+    kept, freed = Block(1024, "before"), Block(512, "a.py:1 f")
+    found = whole_log([(-1, True, kept), (7, True, freed), (7, False, freed), (9, True, freed)], second=3)
+    assert found == {
+        "events": "0 1 -2 2",
+        "bytes": "1024 512 512",
+        "origin": "0 1 1",
+        "origins": ["before", "a.py:1 f"],
+        "second": 3,
+    }
 
 
 def test_every_model_builds_without_memory() -> None:
