@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,8 @@ WITHOUT_CEILING = (
     "loss_not_finite",
     "scheduler_steps_mismatch",
 )
-DARKROOM_SECONDS = 300.0  # a step of the full size takes ten seconds
+DARKROOM_SECONDS = 220.0  # a step of the full size takes twelve seconds
+PARTS = ("planted", "clean", "darkroom")
 
 
 # Recording
@@ -56,46 +57,80 @@ DARKROOM_SECONDS = 300.0  # a step of the full size takes ten seconds
 def record(folder: Path, rules: Sequence[str], options: argparse.Namespace) -> None:
     """Diagnose each planted script, then let it and its mended form take turns."""
     folder.mkdir(parents=True, exist_ok=True)
-    for rule in rules:
-        began_s = time.monotonic()
-        try:
-            with Pair(rule) as pair:
-                _record_planted(folder, pair, seconds=options.seconds)
-            _say(f"{rule}: {time.monotonic() - began_s:.0f} s")
-        except Exception as error:  # noqa: BLE001 - one pair that fails does not cost the others
-            _say(f"{rule}: {error}")
-    if not options.no_clean:  # these are judged by their silence alone, so some run at once
-
-        def save_clean(rule: str) -> None:
-            try:
-                evidence, _findings = score.diagnose_live(
-                    PLANTED / rule / "clean.py", seconds=options.seconds
-                )
-                save_evidence(evidence, _recording(folder, rule, "clean", score.slug(evidence)))
-                _say(f"{rule}: clean")
-            except Exception as error:  # noqa: BLE001
-                _say(f"{rule}: clean: {error}")
-
+    if "darkroom" in options.parts and options.only is None:
+        _record_darkroom(folder)
+    if "planted" in options.parts:
+        _record_planted(folder, rules, options)
+    if "clean" in options.parts:  # these are judged by their silence alone, so some run at once
         with ThreadPoolExecutor(options.together) as pool:
-            list(pool.map(save_clean, rules))
-    if not options.no_darkroom and options.only is None:
-        began_s = time.monotonic()
-        size = "full" if torch.cuda.is_available() else "small"
-        script = (DARKROOM / "train.py").relative_to(ROOT)
-        evidence, _findings = score.diagnose_live(
-            script, "--size", size, seconds=DARKROOM_SECONDS, folder=ROOT
-        )
-        save_evidence(evidence, folder / f"darkroom_{score.slug(evidence)}.json")
-        note_gain(folder, score.slug(evidence), "darkroom", real_gain_of_darkroom(size))
-        _say(f"darkroom: {time.monotonic() - began_s:.0f} s")
+            list(pool.map(lambda rule: _record_clean(folder, rule, options), rules))
 
 
-def _record_planted(folder: Path, pair: Pair, *, seconds: float) -> None:
-    evidence, findings = score.diagnose_live(PLANTED / pair.rule / "planted.py", seconds=seconds)
-    device = score.slug(evidence)
-    save_evidence(evidence, _recording(folder, pair.rule, "planted", device))
-    if pair.rule not in WITHOUT_CEILING:
-        note_gain(folder, device, pair.rule, pair.gain(workers=workers_of(pair.rule, findings, evidence)))
+def _record_planted(folder: Path, rules: Sequence[str], options: argparse.Namespace) -> None:
+    """Record one pair after the other; a pair takes its turns while the next diagnosis imports torch."""
+    with ThreadPoolExecutor(1) as pool:
+        turns: Future[None] | None = None
+        for rule in rules:
+            pair = Pair(rule)
+            began_s = time.monotonic()
+            try:
+                evidence, findings = score.diagnose_live(
+                    PLANTED / rule / "planted.py", seconds=options.seconds
+                )
+            except Exception as error:  # noqa: BLE001 - one pair that fails does not cost the others
+                _say(f"{rule}: {error}")
+                pair.end()
+                continue
+            finally:
+                if turns is not None:
+                    turns.result()
+            save_evidence(evidence, _recording(folder, rule, "planted", score.slug(evidence)))
+            _say(f"{rule}: {time.monotonic() - began_s:.0f} s")
+            turns = pool.submit(_record_gain, folder, pair, evidence, workers_of(rule, findings, evidence))
+
+
+def _record_gain(folder: Path, pair: Pair, evidence: Evidence, workers: int) -> None:
+    try:
+        if pair.rule not in WITHOUT_CEILING:
+            gain = pair.gain(workers=workers)
+            note_gain(folder, score.slug(evidence), pair.rule, gain)
+            _say(f"{pair.rule}: mended {gain.gain:.2f} [{gain.low:.2f}, {gain.high:.2f}] times as fast")
+    except Exception as error:  # noqa: BLE001
+        _say(f"{pair.rule}: no gain: {error}")
+    finally:
+        pair.end()
+
+
+def _record_clean(folder: Path, rule: str, options: argparse.Namespace) -> None:
+    try:
+        evidence, _findings = score.diagnose_live(PLANTED / rule / "clean.py", seconds=options.seconds)
+        save_evidence(evidence, _recording(folder, rule, "clean", score.slug(evidence)))
+        _say(f"{rule}: clean")
+    except Exception as error:  # noqa: BLE001
+        _say(f"{rule}: clean: {error}")
+
+
+def _record_darkroom(folder: Path) -> None:
+    """Diagnose it; one step of the slow one takes twelve seconds at full size, so one turn has to do."""
+    began_s = time.monotonic()
+    size = ("--size", "full" if torch.cuda.is_available() else "small")
+    with tempfile.TemporaryDirectory() as name:
+        limit_s = 2 * DARKROOM_SECONDS
+        fast = Job(darkroom_with_one_gather(Path(name)), size, limit_s=limit_s)
+        slow = Job(DARKROOM / "train.py", size, limit_s=limit_s)
+        try:
+            script = (DARKROOM / "train.py").relative_to(ROOT)
+            evidence, _findings = score.diagnose_live(script, *size, seconds=DARKROOM_SECONDS, folder=ROOT)
+            save_evidence(evidence, folder / f"darkroom_{score.slug(evidence)}.json")
+            _say(f"darkroom: {time.monotonic() - began_s:.0f} s")
+            gain = compare(slow, fast, turns=1)
+            note_gain(folder, score.slug(evidence), "darkroom", gain)
+            _say(f"darkroom: mended {gain.gain:.0f} times as fast; {time.monotonic() - began_s:.0f} s")
+        except Exception as error:  # noqa: BLE001
+            _say(f"darkroom: {error}")
+        finally:
+            slow.end()
+            fast.end()
 
 
 def note_gain(folder: Path, device: str, name: str, gain: Gain) -> None:
@@ -122,19 +157,21 @@ class Pair:
         self.rule = rule
         self._folder = tempfile.TemporaryDirectory()
         self._work = Path(self._folder.name)
-        self._is_timed = rule not in WITHOUT_CEILING
         self._slow: Job | None = None
         self._fast: Job | None = None
+        if rule not in WITHOUT_CEILING:
+            (self._work / "planted.py").write_text((PLANTED / rule / "planted.py").read_text())
+            self._slow = Job(self._work / "planted.py")
+            if not needs_workers(rule):
+                self._fast = self._mended(2)
 
     def __enter__(self) -> Pair:
-        (self._work / "planted.py").write_text((PLANTED / self.rule / "planted.py").read_text())
-        if self._is_timed:
-            self._slow = Job(self._work / "planted.py")
-            if not needs_workers(self.rule):
-                self._fast = self._mended(2)
         return self
 
     def __exit__(self, *_unused: object) -> None:
+        self.end()
+
+    def end(self) -> None:
         for job in (self._slow, self._fast):
             if job is not None:
                 job.end()
@@ -148,14 +185,6 @@ class Pair:
     def _mended(self, workers: int) -> Job:
         (self._work / "mended.py").write_text(mended(self.rule, workers=workers))
         return Job(self._work / "mended.py")
-
-
-def real_gain_of_darkroom(size: str) -> Gain:
-    """One step of the slow one takes ten seconds at full size: two turns of one step each."""
-    with tempfile.TemporaryDirectory() as name:
-        fast = darkroom_with_one_gather(Path(name))
-        arguments = ("--size", size)
-        return compare(Job(DARKROOM / "train.py", arguments), Job(fast, arguments), turns=2)
 
 
 def workers_of(rule: str, findings: Sequence[Finding], evidence: Evidence) -> int:
@@ -240,8 +269,9 @@ def _speaks_of(finding: Finding, rule: str) -> bool:
 
 
 def rules_of(only: str | None) -> list[str]:
+    """The folders that are asked for, in that order, or all of them."""
     found = sorted(path.parent.name for path in PLANTED.glob("*/planted.py"))
-    return [rule for rule in found if only is None or rule in only.replace("-", "_").split(",")]
+    return found if only is None else [rule for rule in only.replace("-", "_").split(",") if rule in found]
 
 
 def _say(message: str) -> None:
@@ -264,9 +294,7 @@ def main() -> None:
     parser.add_argument("--record", metavar="DIR", type=Path, help="save evidence and real gains there")
     parser.add_argument("--replay", metavar="DIR", type=Path, help="read what was recorded there")
     parser.add_argument("--gains", metavar="DIR", type=Path, help="where gains_*.json lies (default: DIR)")
-    parser.add_argument("--no-darkroom", action="store_true", help="the planted scripts alone")
-    parser.add_argument("--darkroom", action="store_true", help="examples/darkroom alone")
-    parser.add_argument("--no-clean", action="store_true", help="leave the clean twins out")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to record")
     parser.add_argument("--together", type=int, default=1, help="clean twins diagnosed at once (default: 1)")
     parser.add_argument("--save", action="store_true", help="write results/diagnosis-HARDWARE_DATE.json")
     options = parser.parse_args()
@@ -275,7 +303,9 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory() as name:
             folder = options.record or Path(name)
-            record(folder, [] if options.darkroom else rules_of(options.only), options)
+            record(folder, rules_of(options.only), options)
+            if options.record is not None:
+                return
             result = read(folder)
     print_table(result)
     print(json.dumps(result))

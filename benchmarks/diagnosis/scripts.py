@@ -21,13 +21,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
-from twins import Job, compare  # noqa: E402
+from twins import Job, gain_between, take_turns  # noqa: E402
 
 from flatout.doctor.examine import examine  # noqa: E402
 from flatout.doctor.finding import Finding  # noqa: E402
@@ -38,6 +37,7 @@ from flatout.measure.evidence_file import load_evidence  # noqa: E402
 SCRIPTS = HERE / "scripts"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 LAUNCHERS = {"ddp.py": TORCHRUN}
+NUM_TURNS = 6
 LOADING = (
     *("single-process-loading", "loader-bound", "slow-samples"),
     *("rows-one-by-one-from-memory", "too-many-workers"),
@@ -102,12 +102,17 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **os.environ}
 def study(name: str, *, seconds: float, large: bool, turn_s: float) -> dict[str, Any]:
     """Diagnose one script, mend its causes one by one, and put both side by side."""
     sizes = LARGE[name] if large else ()
-    found = diagnose(name, sizes, seconds=seconds)
-    if "evidence" not in found:
-        return {"script": name, **found}
-    evidence: Evidence = found.pop("evidence")
-    findings = examine(evidence)
-    gains = {cause: gain_of(name, cause, sizes, turn_s=turn_s) for cause in CAUSES[name]}
+    jobs = _jobs(name, sizes) if large else {}  # with cores to spare they start during the diagnosis
+    try:
+        found = diagnose(name, sizes, seconds=seconds)
+        if "evidence" not in found:
+            return {"script": name, **found}
+        evidence: Evidence = found.pop("evidence")
+        findings = examine(evidence)
+        gains = gains_of(jobs or _jobs(name, sizes), turn_s=turn_s)
+    finally:
+        for job in jobs.values():
+            job.end()
     rows = [row_of(finding, name, gains) for finding in findings]
     named = {row["cause"] for row in rows}
     missed = [cause for cause in CAUSES[name] if cause not in named]
@@ -149,11 +154,30 @@ def diagnose(name: str, sizes: tuple[str, ...], *, seconds: float) -> dict[str, 
         return result
 
 
-def gain_of(name: str, cause: str, sizes: tuple[str, ...], *, turn_s: float) -> dict[str, Any]:
+def _jobs(name: str, sizes: tuple[str, ...]) -> dict[str | None, Job]:
+    """The script, and by their causes its mended forms."""
     script, launcher = SCRIPTS / name, LAUNCHERS.get(name, ())
-    jobs = [Job(script, (*sizes, *options), launcher=launcher) for options in ((), ("--mended", cause))]
-    found = asdict(compare(*jobs, turn_s=turn_s))
-    return {"real": found["gain"], "real_low": found["low"], "real_high": found["high"]}
+    options: dict[str | None, tuple[str, ...]] = {
+        None: (),
+        **{cause: ("--mended", cause) for cause in CAUSES[name]},
+    }
+    return {cause: Job(script, (*sizes, *each), launcher=launcher) for cause, each in options.items()}
+
+
+def gains_of(jobs: dict[str | None, Job], *, turn_s: float) -> dict[str, dict[str, Any]]:
+    """What mending each cause gains: the script and all its mended forms take turns."""
+    try:
+        for job in jobs.values():
+            job.wait_ready()
+        slow, *mended = zip(*take_turns(list(jobs.values()), turns=NUM_TURNS, turn_s=turn_s), strict=True)
+    finally:
+        for job in jobs.values():
+            job.end()
+    gains = {}
+    for cause, fast in zip(list(jobs)[1:], mended, strict=True):
+        found = gain_between(slow, fast)
+        gains[str(cause)] = {"real": found.gain, "real_low": found.low, "real_high": found.high}
+    return gains
 
 
 def row_of(finding: Finding, name: str, gains: dict[str, dict[str, Any]]) -> dict[str, Any]:

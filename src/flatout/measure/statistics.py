@@ -22,6 +22,7 @@ OUTLIER_FACTOR = 3.0
 FEWEST_STEPS = 4  # to know what is usual
 MOST_OUTLIERS = 0.25  # of all timed steps
 UNKNOWN_CHANCE = 0.3  # of a round, if too few blocks were seen to tell; typical of a shared machine
+AS_IF_SEEN = 2  # blocks that differ by this chance, beside a single one that was seen
 # by degrees of freedom, from 1 on; the last entry for any more
 STUDENT_95 = (12.7, 4.3, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.2, 2.18, 2.16, 2.14, 2.13, 2.0)
 FARTHEST = 2  # blocks: anything farther away ran at another time
@@ -118,7 +119,8 @@ def _chance(ratios: Sequence[float], blocks: dict[int, list[float]]) -> float:
     """Return how far a round's ratio lies from the true one by chance: 95 % of it, as a logarithm.
 
     Each baseline block is compared with the two around it, so that a machine that gets slower does not count;
-    if these are too few, the differences between the rounds themselves, `ratios`, count too.
+    if these are too few, the differences between the rounds themselves, `ratios`, count too, and then what is
+    typical.
     """
     import numpy as np
 
@@ -130,6 +132,14 @@ def _chance(ratios: Sequence[float], blocks: dict[int, list[float]]) -> float:
         num_free += len(ratios) - 1
     if num_free < 1:
         return UNKNOWN_CHANCE
+    chance = _student(squares, num_free)
+    if num_free < AS_IF_SEEN:  # a single difference says little: the interval would be as good as endless
+        typical = (UNKNOWN_CHANCE / STUDENT_95[AS_IF_SEEN - 1]) ** 2
+        chance = min(chance, _student(squares + AS_IF_SEEN * typical, num_free + AS_IF_SEEN))
+    return chance
+
+
+def _student(squares: float, num_free: int) -> float:
     return float(STUDENT_95[min(num_free, len(STUDENT_95)) - 1] * math.sqrt(squares / num_free))
 
 

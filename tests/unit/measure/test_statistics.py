@@ -101,6 +101,15 @@ def test_one_round_is_judged_by_its_steps() -> None:
     assert found.speedup_low < found.speedup < found.speedup_high
 
 
+def test_a_single_difference_between_long_steps_leaves_a_large_gain_proven() -> None:
+    """One step of ten seconds a block, of which one took half as long again."""
+    paces_s = [("one-batch", 10.0), ("block", 0.2), ("one-batch", 15.0), ("other", 1.0), ("one-batch", 10.0)]
+    steps = [step(number, arm, number, pace_s) for number, (arm, pace_s) in enumerate(paces_s)]
+    found = compare(steps, label="block", baseline="one-batch")
+    assert found is not None
+    assert 10 < found.speedup_low < found.speedup < found.speedup_high < 400
+
+
 def test_a_block_is_compared_with_what_ran_right_before_and_after_it() -> None:
     paces_s = {"real": [0.10, 0.12, 0.30], "knock-out a.py:3": [0.05, 0.06]}
     steps = [step(i, "real", 2 * i, pace_s) for i, pace_s in enumerate(paces_s["real"])]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
 from flatout.measure.batches import arrays_of, map_arrays
-from flatout.measure.clock import Clock, ident, now
+from flatout.measure.clock import EXCLUDED, REST, Clock, ident, now
 from flatout.measure.evidence import Place
 from flatout.measure.lines.function_modes import insert_mode, remove_mode
 from flatout.measure.patches import Patches
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 LEAST_CALLS, LEAST_SHARE = 8, 0.1
 TURN_S = 2e-5  # of an iteration that only passes on what it is given; anything beyond that is counted
+LITTLE_MORE = 0.9  # of a loop's time, in such iterations: the GPU then waits for nothing else
 TIME_COMES_FIRST = re.compile(r"RNN|LSTM|GRU")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -43,6 +44,8 @@ class OneCall(Arm):
         self._patches = Patches()
         self._followed: FollowedResults | None = None
         self._handed_out_s = 0.0  # when the previous result was handed out
+        self._turns_s = self._loop_s = 0.0  # of this step: passing results on, and all iterations
+        self._only_turns: bool | None = None  # whether a loop does little more; None: not seen yet
 
     def _types_called(self) -> Iterable[type]:
         """Return the types of modules whose calls become one."""
@@ -67,11 +70,30 @@ class OneCall(Arm):
     def release(self) -> None:
         self._patches.undo()
 
-    def _turn(self) -> None:
+    def _begin_turns(self) -> None:
+        """Begin to pass on results; while that is all that happens, the GPU's clock stands still as well."""
+        if self._clock.marks is not None:
+            if self._only_turns is None:
+                self.fell_back = True  # this step finds out
+            elif self._only_turns:
+                self._clock.marks.mark(EXCLUDED, always=True)
+        self._handed_out_s = now()
+
+    def _turn(self, *, is_last: bool) -> None:
         """Exclude the loop iteration since the last result: the fix has no such loop."""
         time_s = now()
-        self._clock.book_out(min(time_s - self._handed_out_s, TURN_S))
-        self._handed_out_s = time_s
+        spent_s, self._handed_out_s = time_s - self._handed_out_s, time_s
+        self._clock.book_out(min(spent_s, TURN_S))
+        self._turns_s += min(spent_s, TURN_S)
+        self._loop_s += spent_s
+        if is_last and self._only_turns and self._clock.marks is not None:
+            self._clock.marks.mark(REST, always=True)
+
+    def _end_turns(self) -> None:
+        """Note, at the end of a step, what its loops did."""
+        if self._loop_s:
+            self._only_turns = self._turns_s >= LITTLE_MORE * self._loop_s
+        self._turns_s = self._loop_s = 0.0
 
     def _stop_following(self) -> None:
         if self._followed is not None:
@@ -118,6 +140,7 @@ class BatchedCall(OneCall):
         return self._types
 
     def step_end(self) -> None:
+        self._end_turns()
         if not all(first.has_gradient for first in self._first_rows):
             self.refusal = "the first row gets no gradient, so it cannot stand for all of them"
         self._number, self._rows, self._first_rows = 0, [], []
@@ -196,10 +219,10 @@ class BatchedCall(OneCall):
     def _hand_out(self, call: Callable[..., Any], module: Any, arguments: Arguments) -> Any:
         if not self._rows and self._number == 0 and self._batch is not None:
             self._rows = self._run(call, module, arguments)
-            self._handed_out_s = now()
+            self._begin_turns()
         self._number += 1
         if self._number <= len(self._rows):
-            self._turn()
+            self._turn(is_last=self._number == len(self._rows))
             return self._rows[self._number - 1]
         self.fell_back = True
         return call(module, *arguments[0], **arguments[1])
@@ -212,10 +235,8 @@ class BatchedCall(OneCall):
             self._batch, lambda array: attached(array, own) if array.is_floating_point() else array
         )
         result = call(module, *args, **kwargs)
-        start_s = now()
-        rows = self._rows_like(result)
-        self._clock.book_out(now() - start_s)
-        return rows
+        with self._clock.excluded():
+            return self._rows_like(result)
 
     def _rows_like(self, result: Any) -> list[Any]:
         """Split the result for all rows into the results that the loop expects."""

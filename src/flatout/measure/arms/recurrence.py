@@ -17,7 +17,7 @@ from typing import Any
 
 from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
 from flatout.measure.arms.batched_call import OneCall
-from flatout.measure.clock import Clock, ident, now
+from flatout.measure.clock import Clock, ident
 from flatout.measure.evidence import Place, Site
 from flatout.measure.phases import has_compiled
 from flatout.measure.user_code import UserCode
@@ -57,6 +57,7 @@ class LibraryRecurrence(OneCall):
         return [getattr(torch.nn, name) for name in LAYERS]
 
     def step_end(self) -> None:
+        self._end_turns()
         for calls in self._cells.values():
             calls.number, calls.outputs, calls.last = 0, (), None
         if self._followed is not None:
@@ -112,12 +113,13 @@ class LibraryRecurrence(OneCall):
             return call(cell, **given)
         if calls.number in calls.sequences:
             self._run(calls, given)
-            self._handed_out_s = now()
+            self._begin_turns()
         start = max(each for each in calls.starts if each <= calls.number)
         output = calls.outputs[calls.number - start]
         calls.number += 1
+        is_last = calls.number == len(calls.inputs) or calls.number in calls.sequences
         given_back = (output, calls.last[1].squeeze(0)) if isinstance(calls.last, tuple) else output
-        self._turn()
+        self._turn(is_last=is_last)
         return given_back
 
     def _run(self, calls: CellCalls, given: dict[str, Any]) -> None:

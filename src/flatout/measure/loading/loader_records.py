@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flatout.measure.batches import KeptBatch
+from flatout.measure.batches import KeptBatch, arrays_of
 from flatout.measure.evidence import Call, EpochStart, FetchLine, Loader, Place, Worker
 from flatout.measure.loading.fetch_stacks import Found, lines_of
 from flatout.measure.loading.lengths import summarise
@@ -17,6 +17,9 @@ from flatout.measure.statistics import spread
 from flatout.measure.user_code import UserCode
 
 MOST_KEPT = 16
+MOST_SHAPES = 64  # batches whose shapes are noted
+
+Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(slots=True)
@@ -36,6 +39,7 @@ class LoaderRecord:
     lines: Found = field(default_factory=Counter)
     kept: deque[KeptBatch] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
     kept_bytes: int | None = None  # of the first kept batch
+    shapes: dict[int | None, set[Shapes]] = field(default_factory=dict)  # of batches, by their rows
     copies: bool = False  # the script changes its batches in place
     iter_s: float = 0.0
     end_s: float = 0.0  # of the previous epoch
@@ -50,6 +54,16 @@ class LoaderRecord:
     def note_lines(self, lines: tuple[FetchLine, ...]) -> None:
         for line in lines:
             self.lines[line.place, line.in_collate, line.library] += line.samples
+
+    def note_shapes(self, batch: Any, rows: int | None) -> None:
+        if sum(map(len, self.shapes.values())) < MOST_SHAPES and not self.is_ragged:
+            shapes = tuple(tuple(array.shape) for array in arrays_of(batch))
+            self.shapes.setdefault(rows, set()).add(shapes)
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether batches of as many rows differ in their shapes: padded to their own longest row, say."""
+        return any(len(shapes) > 1 for shapes in self.shapes.values())
 
     @property
     def num_looks(self) -> int:

@@ -268,9 +268,11 @@ class LoaderWatch:
         elif self.counts_rows:
             with self.clock.excluded():
                 self.rows = num_rows(batch, record.config["batch_size"])
+                record.note_shapes(batch, self.rows)
 
     def _keep(self, record: LoaderRecord, batch: Any) -> None:
         rows = self.rows = num_rows(batch, record.config["batch_size"])
+        record.note_shapes(batch, rows)
         if record.kept_bytes is None:
             record.kept_bytes = max(1, num_bytes(batch))
             most = max(2, min(MOST_KEPT, MOST_KEPT_BYTES // record.kept_bytes))

@@ -295,7 +295,7 @@ class Observer:
                 index=self.anchor.counts[self._anchor_key or (0, 0)] + unfinished,
                 arm=self.arm,
                 block=self.block_number,
-                transition=self.position == 0 or fell_back or unfinished,
+                transition=self._is_transition() or fell_back or unfinished,
                 totals=totals,
                 marks=marks,
                 rows=self.loaders.rows,
@@ -308,6 +308,12 @@ class Observer:
                 in_line_s=self._in_line_s(),
             )
         )
+
+    def _is_transition(self) -> bool:
+        """Return whether the step only leads into its block."""
+        if self.warm_up is not None or not self.blocks:
+            return self.position == 0
+        return self.position < self.blocks[min(self.block_number, len(self.blocks) - 1)].num_untimed
 
     def _in_line_s(self) -> float:
         """Return how long the thread waited for a core since the last call."""

@@ -3,7 +3,8 @@
 Warm-up is detected, not assumed: the first steps allocate, compile and fill caches.  Then each instrument
 gets its own few steps, and last come the arms, in blocks beside blocks of their baseline.  Two runs one after
 the other can differ by 40 % on a shared machine; blocks a second apart do not.  The first step of every block
-is a transition (queues, caches and allocator change over) and is never timed.
+is a transition (queues, caches and allocator change over) and is never timed; against a step of several
+seconds that is nothing, so a baseline block is then one timed step.
 
 If steps are long or time is short, the instruments would leave no time for arms.  Then only the passes that
 choose arms come first, and the other passes use what the arms leave.
@@ -34,7 +35,7 @@ ENOUGH_REAL_S, ENOUGH_REAL_STEPS = 3.0, 200
 ATTRIBUTION_S, MOST_ATTRIBUTED_STEPS = 0.4, 8  # the instrument slows them tenfold
 FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 6, 6.0
 # roughly: how much a pass slows a step, and its fixed cost: a profiler starts, all objects are walked
-SLOWS = {"stacks": 1.0, "count": 2.0, "kernels": 2.0, "memory": 2.0, "attribution": 10.0}
+SLOWS = {"stacks": 1.0, "count": 1.5, "kernels": 2.0, "memory": 2.0, "attribution": 10.0}
 STARTS_S = {"kernels": 0.5, "memory": 1.5, "attribution": 0.5}
 STARTS_ON_CUDA_S = {"kernels": 2.0, "memory": 1.5, "attribution": 1.0}
 ASKED_FIRST = ("stacks", "count")  # arms are chosen by these passes, and on a GPU by its kernels as well
@@ -53,10 +54,11 @@ ENDED_FIRST = "the job ended first"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepBlock:
-    """Consecutive steps of one arm or instrument; the first one is the transition into it."""
+    """Consecutive steps of one arm or instrument; the first ones are the transition into it."""
 
     arm: str
     num_steps: int
+    num_untimed: int = 1
 
 
 class WarmUp:
@@ -107,7 +109,7 @@ def plan_passes(
         # ended can crash in torch's profiler
         StepBlock(arm="attribution", num_steps=1 if long else attributed_steps(step_s)),
     ]
-    real = StepBlock(arm=REAL, num_steps=1 + (1 if long else 3))
+    real = baseline_block(REAL, step_s) if long else StepBlock(arm=REAL, num_steps=1 + 3)
     left_s = BEFORE_ARMS * seconds - step_s * real.num_steps
     if sum(pass_s(block, step_s, device=device) for block in passes) <= left_s:
         return [real, *passes], []
@@ -121,8 +123,7 @@ def plan_passes(
             first.append(block)
             left_s -= took_s
     # the real block last, so that the first arm runs next to it
-    beside = StepBlock(arm=REAL, num_steps=steps_per_block(step_s))
-    return [*first, beside], [block for block in passes if block not in first]
+    return [*first, baseline_block(REAL, step_s)], [block for block in passes if block not in first]
 
 
 def pass_s(block: StepBlock, step_s: float, *, device: str) -> float:
@@ -172,6 +173,7 @@ class Rounds:
         self._asked = is_settled
         self._num_steps = steps_per_block(step_s)
         self._num_blocks: Counter[str] = Counter()
+        self._num_beside: Counter[str] = Counter()  # of these, next to the arm's baseline
         self._refined: set[str] = set()
         self._parts: set[str] = set()  # labels of arms inside an arm that gained
         self._speedups: dict[str, float] = {}
@@ -198,9 +200,22 @@ class Rounds:
             self._queue = self._next_labels(seconds_left, measure)
         if not self._queue:
             return None
-        self._last = self._queue.pop(0)
+        before, self._last = self._last, self._queue.pop(0)
         self._num_blocks[self._last] += 1
+        self._num_beside[self._last] += self._is_beside(before)
+        if self._is_baseline_alone(self._last):
+            return baseline_block(self._last, self._step_s)
         return StepBlock(arm=self._last, num_steps=self._steps_of(self._last))
+
+    def _is_beside(self, before: str | None) -> bool:
+        """Return whether the block that follows `before` can be compared: a baseline need not have one."""
+        arm, neighbour = self.arms.get(self._last or ""), self.arms.get(before or "")
+        if arm is None or before is None:
+            return False
+        return before == arm.baseline or (neighbour is not None and neighbour.baseline == arm.baseline)
+
+    def _is_baseline_alone(self, label: str) -> bool:
+        return label not in self.arms or self.arms[label].only_baseline
 
     def _steps_of(self, label: str) -> int:
         """Return enough steps to last as long as the baseline's: a short block can miss other jobs' load."""
@@ -222,12 +237,16 @@ class Rounds:
             return self._closing()
         chosen = [wanted[0], *(arm for arm in wanted[1:] if arm.baseline == wanted[0].baseline)][:2]
         beside = [] if self._last == chosen[0].baseline else [chosen[0].baseline]
-        beside_s = self._step_s * self._num_steps * len(beside)
+        beside_s = sum(self._step_s * self._steps_beside(label) for label in beside)
         if beside_s + self._block_s(chosen[0]) > seconds_left:
             return []
         if beside_s + sum(map(self._block_s, chosen)) > seconds_left:
             chosen = chosen[:1]
         return [*beside, *(arm.label for arm in chosen)]
+
+    def _steps_beside(self, label: str) -> int:
+        alone = self._is_baseline_alone(label)
+        return baseline_block(label, self._step_s).num_steps if alone else self._num_steps
 
     def _block_s(self, arm: Arm) -> float:
         """Estimate the seconds of an arm's block: its first step is unchanged, the others are faster."""
@@ -242,13 +261,13 @@ class Rounds:
         """Return the arms to run, most urgent first."""
         self._refuse_without_baseline()
         able = [arm for arm in self.arms.values() if arm.refusal is None and not arm.only_baseline]
-        new = [arm for arm in able if not self._num_blocks[arm.label]]
+        new = [arm for arm in able if not self._num_beside[arm.label]]
         # arms that prove a cause come before parts of a block, which only divide a known cost
         new.sort(key=lambda arm: (arm.label in self._parts or arm.suspicion < SUSPICIOUS, -arm.suspicion))
-        open_ = [arm for arm in able if self._num_blocks[arm.label] and not self._is_settled(arm, found)]
+        open_ = [arm for arm in able if self._num_beside[arm.label] and not self._is_settled(arm, found)]
         # the arm that frees most gets its rounds first, however little time there is
         open_.sort(
-            key=lambda arm: (self._num_blocks[arm.label] >= FEWEST_ROUNDS, -_freed(arm, found[arm.label]))
+            key=lambda arm: (self._num_beside[arm.label] >= FEWEST_ROUNDS, -_freed(arm, found[arm.label]))
         )
         in_screening = seconds_left > (1 - SCREENING) * self._seconds
         return [*new, *open_] if in_screening or not open_ else [*open_, *new]
@@ -262,7 +281,7 @@ class Rounds:
                     arm.refusal = f"it is compared with {arm.baseline} steps: {reason}"
 
     def _is_settled(self, arm: Arm, found: Mapping[str, Counterfactual | None]) -> bool:
-        num, gained = self._num_blocks[arm.label], found[arm.label]
+        num, gained = self._num_beside[arm.label], found[arm.label]
         if self._asked is not None:
             return self._asked(arm, num, gained)
         if num < arm.fewest_rounds or num >= MOST_ROUNDS:
@@ -299,6 +318,13 @@ def _freed(arm: Arm, gained: Counterfactual | None) -> float:
 def steps_per_block(step_s: float) -> int:
     """Return the steps of a block: the transition and the timed ones."""
     return 1 + _kept_per_block(step_s)
+
+
+def baseline_block(label: str, step_s: float) -> StepBlock:
+    """Return a block of the steps that arms are compared with."""
+    if step_s >= LONG_STEP_S:
+        return StepBlock(arm=label, num_steps=1, num_untimed=0)
+    return StepBlock(arm=label, num_steps=steps_per_block(step_s))
 
 
 def _kept_per_block(step_s: float) -> int:

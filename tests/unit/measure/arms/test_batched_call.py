@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from torch import nn
 from flatout.measure.arms import batched_call
 from flatout.measure.arms.arm import COMPILED
 from flatout.measure.arms.batched_call import BatchedCall, propose
-from flatout.measure.clock import EXCLUDED, Clock
+from flatout.measure.clock import EXCLUDED, REST, Clock
 from flatout.measure.evidence import ModuleCall, Place
 from flatout.measure.user_code import UserCode
 from tests.support.measure import line_of
@@ -102,6 +103,52 @@ def test_gradients_reach_the_parameters_and_what_lies_before(model: Model, arm: 
     assert upstream.grad is not None and not upstream.grad.any()  # it was computed, from zeros
     arm.step_end()
     assert arm.refusal is None
+
+
+class Marks:
+    """Notes the borders that the GPU's clock would have."""
+
+    def __init__(self) -> None:
+        self.regions: list[int] = []
+
+    def mark(self, region: int, *, always: bool = False) -> None:
+        self.regions.append(region)
+
+
+def pass_on(model: Model, slow_s: float) -> torch.Tensor:
+    found = []
+    for row in torch.ones(5, 4).split(1):
+        found.append(model(row)["energy"])  # at: passed on
+        time.sleep(slow_s)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("slow_s", [0.0, 0.005])
+def test_a_gpu_is_not_timed_while_rows_are_passed_on_and_nothing_else(
+    model: Model, arm: BatchedCall, slow_s: float
+) -> None:
+    arm.place = place("passed on", "pass_on")
+    marks = arm._clock.marks = Marks()  # type: ignore[assignment]
+    arm.begin()
+
+    def step() -> None:
+        pass_on(model, slow_s).sum().backward()
+        arm.step_end()
+
+    step()
+    marks.regions.clear()
+    step()  # finds out what the loop does
+    assert arm.fell_back
+    arm.fell_back = False
+    assert marks.regions == [EXCLUDED, REST]  # taking the rows apart
+    if slow_s:
+        step()
+        assert marks.regions == [EXCLUDED, REST] * 2
+    else:
+        arm._only_turns = True  # on a busy machine a turn may last
+        step()
+        assert marks.regions == [EXCLUDED, REST] * 3
+    assert not arm.fell_back
 
 
 def test_the_backward_pass_takes_no_rows_apart(model: Model, arm: BatchedCall) -> None:

@@ -104,6 +104,15 @@ def test_a_record_without_batches_knows_no_seconds() -> None:
     assert (found.workers, found.epochs, found.trains) == ((), (), False)
 
 
+def test_batches_of_as_many_rows_may_differ_in_their_shapes() -> None:
+    noted = record()
+    for rows, length in ((8, 5), (8, 5), (3, 4)):
+        noted.note_shapes({"tokens": torch.ones(rows, length), "lengths": [length] * rows}, rows)
+        assert not noted.is_ragged  # an epoch's last batch is smaller
+    noted.note_shapes({"tokens": torch.ones(8, 6), "lengths": [6] * 8}, 8)
+    assert noted.is_ragged
+
+
 def test_batches_are_summed_up_by_worker() -> None:
     made = [
         (BatchTimes(worker=1, fetch_s=3.0, collate_s=1.0, cpu_s=2.0, blocked_s=1.0, done_at_s=10.0), 14.0),

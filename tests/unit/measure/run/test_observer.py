@@ -589,6 +589,9 @@ def test_with_long_steps_the_heaviest_block_is_measured_and_the_passes_take_what
     evidence = diagnosed(step, seconds=54.0)
     arms = list(dict.fromkeys(each.arm for each in evidence.steps))
     assert arms[:4] == ["warmup", "stacks", "count", "real"]
+    real = [each for each in evidence.steps if each.arm == "real"]
+    assert len({each.block for each in real}) == len(real)  # none is spent on a transition
+    assert any(each.kept for each in real)
     without = [
         each
         for each in evidence.counterfactuals

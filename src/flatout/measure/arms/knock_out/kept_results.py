@@ -6,7 +6,7 @@ none are known, the block runs and the step does not count.  A lookup takes some
 need a thousand of them, so lookups are not timed.
 
 Shapes say nothing about a list of graphs.  Results of such inputs are kept in two steps, and serve only if
-they have the same shapes in both.
+they have the same shapes in both.  Steps on one and the same batch need only one.
 """
 
 from __future__ import annotations
@@ -74,6 +74,7 @@ class KeptResults:
         self._owner, self._on_begin, self._on_end = owner, on_begin, on_end
         self._on_fall_back, self._book_out = on_fall_back, book_out
         self.is_on = True  # False once the steps without the block are over
+        self.on_one_batch = False  # every step has the same inputs
         self.giving = False
         self.failure: str | None = None
         self.num_bytes = 0  # of the inputs and results of one step
@@ -95,8 +96,8 @@ class KeptResults:
 
     @property
     def are_known(self) -> bool:
-        """Return whether results were kept, in two steps if shapes do not tell inputs apart."""
-        return bool(self._kept) and self.num_steps >= 1 + self._is_opaque
+        """Return whether results were kept, in two steps if shapes do not tell different inputs apart."""
+        return bool(self._kept) and self.num_steps >= 1 + (self._is_opaque and not self.on_one_batch)
 
     def __eq__(self, other: object) -> bool:
         """Compare equal to the number of its switch."""
@@ -128,7 +129,7 @@ class KeptResults:
         if self.num_calls > MOST_CALLS or len(self._kept) > MOST_KEPT:
             self.failure = f"it runs more than {MOST_CALLS} times in a step"
             return False
-        self._is_opaque |= any(map(_is_opaque, values))
+        self._is_opaque |= any(map(is_opaque, values))
         self._under_way.append((key, values))
         self._on_begin()
         return False
@@ -219,12 +220,12 @@ def _direct(values: Sequence[Any]) -> Iterator[Any]:
             yield from (item for item in value if isinstance(item, torch.Tensor))
 
 
-def _is_opaque(value: Any) -> bool:
+def is_opaque(value: Any) -> bool:
     """Return whether a value holds objects whose sizes are unknown: a list of graphs, of sentences."""
     import torch
 
     if isinstance(value, dict):
-        return any(map(_is_opaque, value.values()))
+        return any(map(is_opaque, value.values()))
     if not isinstance(value, (list, tuple)) or isinstance(value, torch.Size):
         return False
     known = (*PLAIN, torch.Tensor, torch.nn.Module)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LEAST_SHARE = 0.05  # of the step
 ALWAYS = 0.05  # the suspicion of blocks that are tried whatever the host's samples say
+DEAR_STEP_S = 2.0  # too long for one that shows nothing
 MOST_KEPT_BYTES = 1 << 26  # between two blocks of steps
 
 
@@ -32,7 +33,8 @@ class Shares:
 
     def __init__(self, context: ArmContext) -> None:
         self._context = context
-        self.are_ragged = False  # the shapes of a block's inputs change from step to step
+        # the shapes of a block's inputs change from step to step; short steps find out by trying
+        self.are_ragged = context.step_s >= DEAR_STEP_S and _may_be_ragged(context)
         stacks = context.stacks
         self._total = sum(stacks.samples_by_phase.values()) if stacks is not None else 0
         by_phase = stacks.samples_by_phase if stacks is not None else {}
@@ -120,6 +122,7 @@ class KnockOut(Arm):
         if self._on_one_batch is None:
             self._on_one_batch = self._shares.are_ragged
         results = self._results = self._results or self._make_results()
+        results.on_one_batch = self.baseline == ONE_BATCH
         results.giving = results.are_known
         results.is_on = True
         results.reset()
@@ -204,6 +207,14 @@ class KnockOut(Arm):
                 with_backward=results.requires_grad,
                 device=self._context.device,
             )
+
+
+def _may_be_ragged(context: ArmContext) -> bool:
+    """Return whether batches differ in their shapes, or hold lists whose effect on shapes is unknown."""
+    from flatout.measure.arms.knock_out.kept_results import is_opaque
+
+    record = context.loaders.trained_on()
+    return record is not None and (record.is_ragged or any(is_opaque(kept.batch) for kept in record.kept))
 
 
 def keep_random_state() -> Callable[[], None]:

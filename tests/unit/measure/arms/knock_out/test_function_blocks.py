@@ -139,7 +139,7 @@ def test_a_block_behind_the_end_of_the_step_runs_on_after_the_last_of_them(tmp_p
     assert node is not None
     function = UserFunction(code, (train_step,), str(path), "train.py", node, tree)
     (block,) = [each for each in inner_blocks(node, whole_block(node, tree), tree) if each.first_line == 4]
-    context: Any = SimpleNamespace(clock=Clock(), optimizers=(), device="cpu", stacks=None)
+    context: Any = SimpleNamespace(clock=Clock(), optimizers=(), device="cpu", stacks=None, step_s=1.0)
     arm = FunctionBlock(context, Shares(context), function, block, suspicion=1.0)
     for end in (arm.begin, arm.step_end, arm.step_end, arm.step_end, arm.end, lambda: None):
         train_step(end)

@@ -114,6 +114,10 @@ def test_results_of_inputs_without_a_shape_are_kept_in_two_steps() -> None:
     call(plain, [torch.ones(2), 3], lambda x: x[0])
     plain.num_steps += 1
     assert plain.are_known
+    on_one_batch = results()
+    on_one_batch.on_one_batch = True
+    step(on_one_batch, 2, 3)
+    assert on_one_batch.are_known
 
 
 def test_a_result_that_only_parameters_give_gradients_may_be_changed_in_place() -> None:

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from flatout.measure.arms.knock_out.knock_out import Shares, keep_gradients, keep_random_state
+from flatout.measure.batches import KeptBatch
 from flatout.measure.evidence import Place, Site, StackPath, Stacks
+from flatout.measure.loading.loader_records import LoaderRecord
 from flatout.measure.patches import Patches
 
 
@@ -24,7 +26,7 @@ def test_the_share_of_lines_holds_what_they_call_and_their_backward_pass() -> No
         StackPath(phase="backward", places=(line(5),), samples=40),
     )
     stacks = Stacks(num_steps=2, samples_by_phase={"forward": 40, "rest": 20, "backward": 40}, paths=paths)
-    context: Any = SimpleNamespace(stacks=stacks, sites=(), attributed_step_s=None)
+    context: Any = SimpleNamespace(stacks=stacks, sites=(), attributed_step_s=None, step_s=1.0)
     shares = Shares(context)
     assert shares.of("model.py", 1, 3) == pytest.approx(0.4)  # a fifth, and half of the backward pass
     assert shares.of("model.py", 20, 20) == pytest.approx(0.4)
@@ -32,8 +34,30 @@ def test_the_share_of_lines_holds_what_they_call_and_their_backward_pass() -> No
     assert shares.of("other.py", 1, 99) == 0.0
     assert not shares.makes_batches("model.py", 1, 9)
     site = Site(kind="row", op="x", place=line(7), via=None, calls_per_step=9, host_s=0.2, backward_s=0.4)
-    context = SimpleNamespace(stacks=None, sites=(site,), attributed_step_s=2.0)
+    context = SimpleNamespace(stacks=None, sites=(site,), attributed_step_s=2.0, step_s=1.0)
     assert Shares(context).of("model.py", 6, 8) == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "is_ragged", "lengths", "expected"),
+    [
+        (5.0, True, 3, True),
+        (5.0, False, [3] * 99, True),  # lengths may decide about shapes
+        (5.0, False, 3, False),
+        (1.0, True, [3] * 99, False),
+    ],
+)
+def test_long_steps_are_not_spent_on_finding_out_that_shapes_may_differ(
+    step_s: float, is_ragged: bool, lengths: Any, expected: bool
+) -> None:
+    record = LoaderRecord(loader=None, place=None, config={})
+    for length in (7, 9 if is_ragged else 7):
+        batch = (torch.ones(4, length), lengths)
+        record.note_shapes(batch, 4)
+        record.kept.append(KeptBatch(batch))
+    loaders = SimpleNamespace(trained_on=lambda: record)
+    context: Any = SimpleNamespace(stacks=None, sites=(), step_s=step_s, loaders=loaders)
+    assert Shares(context).are_ragged == expected
 
 
 def test_random_numbers_go_on_where_they_were() -> None:

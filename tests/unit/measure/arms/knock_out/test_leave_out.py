@@ -251,7 +251,13 @@ def test_blocks_are_proposed_by_their_share_of_the_step(tmp_path: Path) -> None:
     ]
     found = Stacks(num_steps=3, samples_by_phase={"rest": 74, "forward": 26}, paths=tuple(paths))
     context: Any = SimpleNamespace(
-        stacks=found, sites=(), attributed_step_s=None, left_out=job.arm, device="cpu", loaders=None
+        stacks=found,
+        sites=(),
+        attributed_step_s=None,
+        left_out=job.arm,
+        device="cpu",
+        loaders=None,
+        step_s=0.1,
     )
     (arm,) = propose(context)
     assert (arm.label, arm.last_line) == (
