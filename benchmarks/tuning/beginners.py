@@ -4,11 +4,11 @@
     python benchmarks/tuning/beginners.py --turns-only
 
 Scripts: a convnet with augmentation, a language model, a fine-tuned classifier (all three in `beginners/`),
-and examples/darkroom with patches.  Each is diagnosed once, tuned with lossy treatments allowed and tuned
-without them, for at most S seconds together.  Then the script, its form by hand and the script under what was
-kept take turns.  Beside the verdicts stands a peer's rule on the same trials: the first run with a treatment
-against the one before it, kept if it is faster.  FILE gets each script as it is done, beside those that it
-holds already.
+and examples/darkroom with patches.  Each is diagnosed once, tuned with lossy treatments allowed (where the
+goal needs them) and without, for at most S seconds together; what both begin with runs once.  Then the
+script, its form by hand and the script under what was kept take turns.  Beside the verdicts stands a peer's
+rule on the same trials: the first run with a treatment against the one before it, kept if it is faster.  FILE
+gets each script as it is done, beside those that it holds already.
 
 `--turns-only` tunes nothing: the turns of scripts under all treatments that suit them say what a tuning could
 gain, in a minute or two each, and prove no numbers.
@@ -25,7 +25,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,6 +43,7 @@ from flatout.hardware.host import read_host  # noqa: E402
 from flatout.measure.evidence import Evidence  # noqa: E402
 from flatout.tuner.results.outcome import Tuning  # noqa: E402
 from flatout.tuner.results.prescription import Kept, Prescription, save_prescription  # noqa: E402
+from flatout.tuner.search.times import NOISE  # noqa: E402
 from flatout.tuner.search.tune import Tuner  # noqa: E402
 from flatout.tuner.treatment import Dose, read_dose  # noqa: E402
 from flatout.tuner.treatments.loading.loader_workers import MOST  # noqa: E402
@@ -53,10 +54,18 @@ GOALS = {"convnet": 3.0, "gpt": 6.0, "finetune": 4.0, "darkroom": 40.0}  # on an
 FOLDERS = {
     name: ROOT / "examples" / "darkroom" if name == "darkroom" else HERE / "beginners" for name in GOALS
 }
-MOST_DIAGNOSIS_S = 25.0
-FORMS = ("lossy", "exact")  # lossy treatments allowed, and not
-LOSSY = 0.6  # of the seconds after it
-TURNS, TURN_S = 4, 2.0  # long ones: a loader that fetches ahead has a start in each
+DIAGNOSIS_S = {"darkroom": 40.0}  # its steps are long
+SHORT_DIAGNOSIS_S = 22.0
+MORE = {"darkroom": {"full": ["--batch-size", "32"]}}  # at 512 a step takes 13 s, and a proof half an hour
+# Lossy treatments allowed, and not.  Where the goal needs none, all the time goes to the tuning without.
+FORMS = {
+    "convnet": ("exact",),
+    "gpt": ("lossy", "exact"),
+    "finetune": ("lossy", "exact"),
+    "darkroom": ("exact",),
+}
+FIRST = 0.8  # of the seconds after the diagnosis, for the first of two
+TURNS, TURN_S = 4, 1.5  # long ones: a loader that fetches ahead has a start in each
 MOST_TURNS_S = 900.0  # with compilation
 LOADER = ("loader-workers={cores}", "pinned-memory")
 STEP = ("fused-optimizer", "compile=default")
@@ -71,30 +80,30 @@ Item = dict[str, Any]
 
 
 class Shared:
-    """The trials that two tunings of one job begin with, run once: those of the job against itself."""
+    """The trials that two tunings of one job begin with, which run once."""
 
     def __init__(self) -> None:
-        self._first: deque[tuple[str, tuple[TrialResult, ...]]] = deque()
-        self._known: deque[tuple[str, tuple[TrialResult, ...]]] = deque()
+        self._first: defaultdict[str, deque[tuple[TrialResult, ...]]] = defaultdict(deque)
+        self._known: defaultdict[str, deque[tuple[TrialResult, ...]]] = defaultdict(deque)
 
     def begin_again(self) -> None:
         self._known = self._first
 
     def find(self, key: str) -> tuple[TrialResult, ...] | None:
-        if self._known and self._known[0][0] == key:
-            return self._known.popleft()[1]
-        self._known = deque()  # from here on they differ
+        if self._known[key]:
+            return self._known[key].popleft()
+        self._known = defaultdict(deque)  # from here on they differ
         return None
 
     def add(self, key: str, *results: TrialResult) -> None:
-        self._first.append((key, results))
+        self._first[key].append(results)
 
 
 def examine(name: str, *, size: str, seconds: float | None, say: Callable[[str], None]) -> Item:
     """Tune a script where there is time for it, then let its forms take turns."""
     began_s = time.monotonic()
     with copy_of(name) as script:
-        command = [script.name, "--size", size, "--steps", "100000"]
+        command = [script.name, "--size", size, "--steps", "100000", *MORE.get(name, {}).get(size, ())]
         item = {} if seconds is None else tune_both(name, command, seconds=seconds, say=say)
         if name in SUITABLE:
             say("turns")
@@ -102,7 +111,7 @@ def examine(name: str, *, size: str, seconds: float | None, say: Callable[[str],
                 cores = min(MOST, round(read_host().cores or 1))
                 texts = [each.format(cores=cores) for each in SUITABLE[name]]
                 item = {"lossy": {"kept": [*texts, *SUITABLE_LOSSY]}, "exact": {"kept": texts}}
-            forms = {arm: each["kept"] for arm, each in item.items() if arm in FORMS and "kept" in each}
+            forms = {arm: item[arm]["kept"] for arm in FORMS[name] if item[arm].get("kept")}
             try:
                 item["turns"] = turns_of(script, command[1:], forms)
             except (RuntimeError, OSError) as error:  # a form that ends does not cost the tunings
@@ -114,18 +123,22 @@ def tune_both(name: str, command: list[str], *, seconds: float, say: Callable[[s
     """Diagnose a script, and tune it with and without lossy treatments."""
     began_s = time.monotonic()
     found = api.diagnose_script(
-        command, seconds=min(MOST_DIAGNOSIS_S, seconds / 6), script_stdout_to_stderr=True, on_progress=say
+        command,
+        seconds=DIAGNOSIS_S.get(name, SHORT_DIAGNOSIS_S),
+        script_stdout_to_stderr=True,
+        on_progress=say,
     )
     item: Item = {"step_s": found.evidence.step_s, "findings": [each.name for each in found.findings]}
     shared, until_s = Shared(), began_s + seconds
-    for arm, allow_lossy, share in (("lossy", True, LOSSY), ("exact", False, 1.0)):
+    for arm in FORMS[name]:
+        share = 1.0 if arm == FORMS[name][-1] else FIRST
         shared.begin_again()
         left_s = share * (until_s - time.monotonic())
         try:
             item[arm] = tune(
                 found.evidence,
                 command,
-                allow_lossy=allow_lossy,
+                allow_lossy=arm == "lossy",
                 patch=name == "darkroom",
                 within_s=left_s,
                 shared=shared,
@@ -170,16 +183,18 @@ def tune(
         "reproducible": done.reproducible,
         "peer": peer_rule(tuner, done),
         "num_trials": done.num_trials,
+        "checked": dict(tuner.checks),
         "took_s": time.monotonic() - began_s,
     }
 
 
 def peer_rule(tuner: Tuner, done: Tuning) -> Item:
     """What a rule of one run after the other would have kept of what was timed in pairs of runs."""
+    labels = {NOISE, *map(str, done.tried)}
     faster = {
         label: median(pairs[0][0].blocks_s) / median(pairs[0][1].blocks_s)
         for label, pairs in tuner.times.pairs.items()
-        if pairs and not label.startswith(("without", "all that"))
+        if pairs and label in labels
     }
     ours = {str(each) for each in done.tried if each.answer == "kept"}
     return {
@@ -241,7 +256,7 @@ def copy_of(name: str) -> Iterator[Path]:
 def show(items: dict[str, Item]) -> None:
     for name, item in items.items():
         print(f"{name}, goal {GOALS[name]:g}x" + (f": {item['error']}" if "error" in item else ""))
-        for arm in FORMS:
+        for arm in FORMS[name]:
             if item.get("seconds") is not None and arm in item:
                 found = item[arm]
                 kept = ", ".join([*found.get("kept", ()), *found.get("kept_patches", ())])

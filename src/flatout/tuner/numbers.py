@@ -58,9 +58,18 @@ class Numbers:
     """Judges the numbers of one job's treatments."""
 
     def __init__(
-        self, trials: Trials, runs: Sequence[TrialResult], *, is_half: bool = False, by_step: bool = False
+        self,
+        trials: Trials,
+        runs: Sequence[TrialResult],
+        *,
+        nudged: TrialResult | None = None,
+        is_half: bool = False,
+        by_step: bool = False,
     ) -> None:
-        """Take the `runs` of the job against itself; with `by_step`, compare without dropout."""
+        """Take the `runs` of the job against itself, and with its last bit changed if there is one.
+
+        With `by_step`, compare without dropout.
+        """
         self.trials, self._is_by_step = trials, by_step
         self.plain = runs[0]
         self.reproducible = all(verdict.is_reproducible(self.plain, run) for run in runs[1:])
@@ -68,7 +77,7 @@ class Numbers:
         self._is_half = is_half or any(each in verdict.HALF for each in self.plain.formats)
         self._lossy: tuple[Dose, ...] = ()  # of the kept treatments
         self._others = list(runs[1:])
-        self._keep_nudged(self._run_all([((), NUDGED)])[0])
+        self._keep_nudged(nudged if nudged is not None else self._run_all([((), NUDGED)])[0])
         self._first: dict[str, tuple[Path, TrialResult]] = {}
         self._bases: dict[tuple[Dose, ...], TrialResult] = {}
         self._by_step: Numbers | None = None  # for treatments that split a step into other batches
@@ -178,8 +187,11 @@ class Numbers:
         return [verdict.by_step(run) for run in found]
 
     def changes_for(self, doses: Sequence[Dose]) -> dict[str, Any]:
-        """Return what to change in a trial whose numbers are compared."""
-        return {"same_random": any(dose.name in COMPILES for dose in doses)}
+        """Return what to change in a trial whose numbers are compared.
+
+        Code that draws as eager code does is compiled anew, so only a job that draws asks for it.
+        """
+        return {"same_random": self.plain.draws and any(dose.name in COMPILES for dose in doses)}
 
     # -- what it is compared with
 
@@ -256,24 +268,50 @@ class Numbers:
             if not pairs and (reason := verdict.drops_nothing((plain, treated), without_dropout)):
                 return _wrong(reason)
             pairs.append((plain, treated))
-            change = verdict.loss_change(pairs)
-            if change.is_inside and verdict.seeds_matter([plain for plain, _ in pairs]):
-                return _right(str(change))
-            if change.is_outside:
-                return _wrong(str(change))
-        if not verdict.seeds_matter([plain for plain, _ in pairs]):
-            return Judgement(answer="undecided", reason="the job is the same with every seed")
-        return Judgement(answer="undecided", reason=f"{change}: the margin is {verdict.MARGIN:.1%}")
+            if (found := _judge_losses(pairs)) is not None:
+                return found
+            if len(pairs) == verdict.FEWEST_PAIRS and verdict.has_dropout(pairs[0][0], without_dropout[0]):
+                return self._judge_without_dropout(kept, doses)
+        return _undecided(pairs)
+
+    def _judge_without_dropout(self, kept: Sequence[Dose], doses: Sequence[Dose]) -> Judgement:
+        """Compare late losses without dropout: other formats draw other masks, whose noise hides the rest."""
+        pairs: list[tuple[TrialResult, TrialResult]] = []
+        for plain, treated in self._paired_seeds(kept, doses, **WITHOUT_DROPOUT):
+            if reason := verdict.failure(plain) or verdict.failure(treated, like=plain):
+                return _wrong(reason)
+            pairs.append((plain, treated))
+            if (found := _judge_losses(pairs)) is not None:
+                return replace(found, reason=f"without dropout, {found.reason}")
+        found = _undecided(pairs)
+        return replace(found, reason=f"without dropout, {found.reason}")
 
     def _paired_seeds(
-        self, kept: Sequence[Dose], doses: Sequence[Dose]
+        self, kept: Sequence[Dose], doses: Sequence[Dose], **changes: Any
     ) -> Iterator[tuple[TrialResult, TrialResult]]:
         """Run without and with a treatment, seed by seed; as many at once as may run beside each other."""
         num_at_once = max(1, self.trials.at_once // 2)
         for first in range(0, SEEDS, num_at_once):
             seeds = range(first, min(SEEDS, first + num_at_once))
-            runs = self._run_all([(given, of_seed(seed)) for seed in seeds for given in (kept, doses)])
+            runs = self._run_all(
+                [(given, {**of_seed(seed), **changes}) for seed in seeds for given in (kept, doses)]
+            )
             yield from zip(runs[::2], runs[1::2], strict=True)
+
+
+def _judge_losses(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> Judgement | None:
+    """Judge the late losses of paired seeds; None if more seeds are needed."""
+    change = verdict.loss_change(pairs)
+    if change.is_inside and verdict.seeds_matter([plain for plain, _ in pairs]):
+        return _right(str(change))
+    return _wrong(str(change)) if change.is_outside else None
+
+
+def _undecided(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> Judgement:
+    if not verdict.seeds_matter([plain for plain, _ in pairs]):
+        return Judgement(answer="undecided", reason="the job is the same with every seed")
+    change = verdict.loss_change(pairs)
+    return Judgement(answer="undecided", reason=f"{change}: the margin is {verdict.MARGIN:.1%}")
 
 
 def _steps_otherwise(found: dict[str, tuple[Path, TrialResult]]) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import shutil
 import socket
@@ -34,6 +35,8 @@ from flatout.tuner.trial.meter import TrialResult
 HANGS = 4.0  # a trial that takes this many times as long as the first one hangs
 MOST_ERROR = 300
 NO_MEMORY = "OutOfMemoryError"
+QUEUED = 2  # batches that a worker has ready
+SHORT_EPOCH = 4  # times as many steps as there are workers
 ENDS_S = 0.2  # between two looks at trials that are being ended
 
 Run = tuple[Sequence[Dose], dict[str, Any]]  # a trial: treatments, and fields of TrialOptions
@@ -42,9 +45,9 @@ Run = tuple[Sequence[Dose], dict[str, Any]]  # a trial: treatments, and fields o
 Unit = tuple[tuple[tuple[Dose, ...], dict[str, Any]], ...]
 
 
-def pair_of(first: Sequence[Dose], second: Sequence[Dose]) -> Unit:
-    """Return two runs that are compared by time."""
-    return (tuple(first), {}), (tuple(second), {})
+def pair_of(first: Sequence[Dose], second: Sequence[Dose], **changes: Any) -> Unit:
+    """Return two runs that are compared by time; `changes` are fields of TrialOptions for the second."""
+    return (tuple(first), {"timed": True}), (tuple(second), {"timed": True, **changes})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +58,30 @@ class TrialPlan:
     blocks: int = 8
     block_steps: int = 5
     limit_s: float = 600.0
+    most_steps: int | None = None  # of the job, if it is known
+    epoch_steps: int | None = None  # the same
 
     @property
     def num_steps(self) -> int:
         """Warm-up, blocks, and a last step to compare."""
         return self.warmup + self.blocks * self.block_steps + 1
+
+    def past_queue(self, num_workers: int) -> TrialPlan:
+        """Return a plan for a loader whose workers fill a queue before the first step.
+
+        A trial shorter than the queue shows the pace of the steps, not that of the workers, who deliver in
+        bursts.  Where epochs are short, the pause at the start of each belongs to the pace, too.
+        """
+        turn = self.epoch_steps or 0
+        turn = turn if num_workers <= turn <= SHORT_EPOCH * num_workers else num_workers
+        longer = replace(
+            self,
+            warmup=max(self.warmup, QUEUED * num_workers),
+            block_steps=turn * math.ceil(self.block_steps / turn) if turn else self.block_steps,
+        )
+        longer = replace(longer, limit_s=self.limit_s * longer.num_steps / self.num_steps)
+        fits = self.most_steps is None or longer.num_steps <= self.most_steps
+        return longer if fits else self
 
 
 def hint_of(run: TrialResult, plan: TrialPlan) -> str:
@@ -111,7 +133,7 @@ class Trials:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
-        """Run the script once; `changes` are fields of TrialOptions."""
+        """Run the script once; `changes` are fields of TrialOptions, and `timed` for a run of a pair."""
         changes = {**self.always, **changes}
         if self.journal is None or "first_step" in changes:  # which leaves a file, gone with the folder
             return self._run(doses, **changes)
@@ -125,9 +147,12 @@ class Trials:
             self.journal.add(key, found)
         return found
 
-    def run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
-        """Run the script twice, one after the other on one machine."""
-        return self.run(first), self.run(second)
+    def run_pair(
+        self, first: Sequence[Dose], second: Sequence[Dose], **changes: Any
+    ) -> tuple[TrialResult, TrialResult]:
+        """Run the script twice, one after the other on one machine; `changes` are for the second run."""
+        (_, of_first), (_, of_second) = pair_of(first, second, **changes)
+        return self.run(first, **of_first), self.run(second, **of_second)
 
     def run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
         """Run trials whose numbers are compared but not their times, `at_once` of them beside each other."""
@@ -163,12 +188,13 @@ class Trials:
         """Return the machine that the trials run on."""
         return machine_of(evidence)
 
-    def _run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
+    def _run(self, doses: Sequence[Dose], *, timed: bool = False, **changes: Any) -> TrialResult:
         with self._one_writes:
             self.num_run += 1
             own = self.folder / str(self.num_run)
         (own / "scratch").mkdir(parents=True)
-        plan = self.plan
+        workers = [int(dose.value) for dose in doses if dose.name == "loader-workers"]
+        plan = self.plan.past_queue(workers[-1]) if timed and workers else self.plan
         options = TrialOptions(
             result=str(own / "result.json"),
             scratch=str(own / "scratch"),

@@ -2,8 +2,9 @@
 
 **Time.**  Trials of two arms alternate, and the ratio of each pair is one value, which includes the
 differences between processes.  The interval is Student's t over the logarithms of the ratios.  A treatment is
-kept if the lower end lies above 1.03 and dropped if the upper end lies below; others get more pairs.  A
-treatment that can be switched gets its interval from blocks of one run.
+kept if the lower end lies above 1.03 and dropped if the upper end lies below; others get more pairs.  Two
+pairs are enough to keep it if the lower end, which is far from the middle then, lies above 1.3.  A treatment
+that can be switched gets its interval from blocks of one run.
 
 **Numbers.**  Exact treatments have the batches, losses, gradients and parameters of the job, bit for bit.
 Reordered ones are compared at the first step, from the same weights and batch, with a run in 64 bits: the
@@ -27,6 +28,7 @@ from flatout.tuner.trial.switched import LEAST_GAIN as LEAST_GAIN
 from flatout.tuner.trial.switched import ArmResult
 
 FEWEST_PAIRS, MOST_PAIRS = 3, 6
+CLEAR_PAIRS, CLEAR_GAIN = 2, 1.3  # two pairs are enough if even their wide interval shows this much
 MARGIN = 0.002  # of the loss, for lossy treatments
 STEP_MARGIN = 0.02  # of the length of the first step, also for lossy treatments
 ERROR_FACTOR, HALF_ERROR_FACTOR = 2.0, 3.0  # times the job's own error against 64 bits
@@ -55,7 +57,8 @@ class Gain:
 
     @property
     def is_kept(self) -> bool:
-        return self.num_pairs >= FEWEST_PAIRS and self.low > LEAST_GAIN
+        is_clear = self.num_pairs >= CLEAR_PAIRS and self.low > CLEAR_GAIN
+        return is_clear or (self.num_pairs >= FEWEST_PAIRS and self.low > LEAST_GAIN)
 
     @property
     def is_none(self) -> bool:
@@ -202,7 +205,7 @@ def _works_otherwise(trial: TrialResult, like: TrialResult) -> str | None:
         return f"{trial.still - like.still} parameters are no longer changed by a step"
     if trial.still_at_end > like.still_at_end:
         return f"{trial.still_at_end - like.still_at_end} parameters are no longer changed by all steps"
-    if (len(trial.losses), trial.num_steps) != (len(like.losses), like.num_steps):
+    if len(trial.losses) * like.num_steps != len(like.losses) * trial.num_steps:
         return (
             f"the number of losses per step changed: {len(trial.losses)} in {trial.num_steps} steps"
             f" instead of {len(like.losses)} in {like.num_steps}"
@@ -331,13 +334,20 @@ def drops_nothing(
     runs: tuple[TrialResult, TrialResult], without_dropout: tuple[TrialResult, TrialResult]
 ) -> str | None:
     """Return the reason if dropout changes the job's first loss but not that of the treated job."""
-    effects = [
-        abs(run.losses[0] - other.losses[0]) / max(abs(other.losses[0]), 1e-12)
-        for run, other in zip(runs, without_dropout, strict=True)
-    ]
-    if effects[0] > DROPOUT_FACTOR * ERROR_FLOOR and effects[1] < ERROR_FLOOR:
-        return f"dropout changes the job's first loss by {effects[0]:.1e}, and not that of the treated job"
+    effect, other = map(effect_of_dropout, runs, without_dropout)
+    if effect > DROPOUT_FACTOR * ERROR_FLOOR and other < ERROR_FLOOR:
+        return f"dropout changes the job's first loss by {effect:.1e}, and not that of the treated job"
     return None
+
+
+def effect_of_dropout(run: TrialResult, without: TrialResult) -> float:
+    """Return how much dropout changes the first loss, as a share of it."""
+    return abs(run.losses[0] - without.losses[0]) / max(abs(without.losses[0]), 1e-12)
+
+
+def has_dropout(run: TrialResult, without: TrialResult) -> bool:
+    """Return whether dropout changes the first loss by more than rounding."""
+    return effect_of_dropout(run, without) > DROPOUT_FACTOR * ERROR_FLOOR
 
 
 def leaves_the_envelope(

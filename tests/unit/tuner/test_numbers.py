@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +116,31 @@ def test_workers_may_draw_other_random_numbers_and_change_nothing_else(
     else:
         assert judged.is_right and judged.reason.startswith("with the random numbers of each sample fixed")
         assert "bit for bit" in judged.reason and trials.always == {"fixed_samples": True}
+
+
+def test_other_dropout_masks_hide_nothing_and_are_left_out_if_seeds_do_not_decide(
+    numbers: Numbers, given: dict[str, Treatment]
+) -> None:
+    own = torch.Generator().manual_seed(1)
+
+    def other_masks(patches: Patches, value: Value) -> None:
+        def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            return x * (torch.rand(x.shape, generator=own) >= p) / (1 - p) * (1 if value is True else 0.9)
+
+        patches.replace(nn.functional, "dropout", dropout)
+
+    given["other-masks"] = made(other_masks, "lossy")
+    judged = numbers.judge(given["other-masks"], [], Dose(name="other-masks", value=True))
+    assert judged.is_right and judged.reason.startswith("without dropout, late losses change by +0.00%")
+    judged = numbers.judge(given["other-masks"], [], Dose(name="other-masks", value=2))
+    assert judged.answer == "wrong numbers"
+
+
+def test_code_that_draws_as_eager_code_does_is_compiled_only_for_a_job_that_draws(numbers: Numbers) -> None:
+    compiled = [Dose(name="compile", value="default")]
+    assert numbers.plain.draws and numbers.changes_for(compiled) == {"same_random": True}
+    numbers.plain = replace(numbers.plain, draws=False)
+    assert numbers.changes_for(compiled) == {"same_random": False}
 
 
 def test_a_crash_fails_and_is_not_taken_for_wrong_numbers(

@@ -140,3 +140,13 @@ def test_a_patched_script_starts_without_the_tools_that_patch_it(
     with Trials(["train.py"], module=False, plan=PLAN) as trials:
         found = trials.run([Dose(name="dropped-calls", value="train.py")])
     assert verdict.failure(found) is None
+
+
+def test_a_timed_trial_lasts_longer_than_the_queue_of_its_workers() -> None:
+    plan = TrialPlan(warmup=8, blocks=5, block_steps=2, limit_s=100.0)
+    longer = plan.past_queue(16)
+    assert (longer.warmup, longer.block_steps) == (32, 16) and longer.limit_s > plan.limit_s
+    assert replace(plan, epoch_steps=32).past_queue(16).block_steps == 32  # the pause of an epoch counts
+    assert replace(plan, epoch_steps=1000).past_queue(16).block_steps == 16
+    assert replace(plan, most_steps=60).past_queue(16) == replace(plan, most_steps=60)  # it ends before
+    assert plan.past_queue(0) == plan

@@ -34,9 +34,12 @@ def pairs(*ratios: float) -> list[tuple[TrialResult, TrialResult]]:
     return [(trial(0.01 * ratio), trial(0.01)) for ratio in ratios]
 
 
-def test_a_clear_gain_is_kept_after_three_pairs_and_not_before() -> None:
-    assert not verdict.gain_of(pairs(2.0)).is_settled
-    assert not verdict.gain_of(pairs(2.0, 2.01)).is_kept
+def test_a_gain_is_kept_after_three_pairs_or_two_if_it_is_large() -> None:
+    assert not verdict.gain_of(pairs(4.0)).is_settled
+    assert (
+        not verdict.gain_of(pairs(1.25, 1.251)).is_kept and verdict.gain_of(pairs(1.25, 1.25, 1.26)).is_kept
+    )
+    assert verdict.gain_of(pairs(2.0, 2.01)).is_kept and not verdict.gain_of(pairs(2.0, 2.3)).is_kept
     gain = verdict.gain_of(pairs(2.0, 2.02, 1.98))
     assert gain.is_kept and gain.low < 2.0 < gain.high and gain.ratio == pytest.approx(2.0, rel=0.01)
 

@@ -187,9 +187,9 @@ def _alternate(
     while len(pairs) < options.pairs:
         options.on_progress(f"pair {len(pairs) + 1} of at most {options.pairs}")
         if len(pairs) % 2:
-            late, early = other.run(), one.run()
+            late, early = other.run(timed=True), one.run(timed=True)
         else:
-            early, late = one.run(), other.run()
+            early, late = one.run(timed=True), other.run(timed=True)
         pairs.append((early, late))
         if answer_of(verdict.gain_of(pairs)) != "cannot tell":
             break

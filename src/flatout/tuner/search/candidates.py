@@ -63,7 +63,7 @@ def find_patches(
 def by_ceiling(
     candidates: Sequence[Candidate], *, in_run: Mapping[str, Gain], ceilings: Mapping[str, float]
 ) -> list[Candidate]:
-    """Sort by the possible gain: as blocks of one run showed it, or else by the ceilings of rules.
+    """Sort by the possible gain: as blocks of one run showed it, by the ceilings of rules, or what is likely.
 
     Among equals, treatments that suit any job go last.
     """
@@ -72,11 +72,11 @@ def by_ceiling(
         treatment, values = candidate
         labels = [str(Dose(name=treatment.name, value=value)) for value in values]
         shown = [in_run[label].ratio for label in labels if label in in_run]
-        known = shown or [ceilings.get(rule, 1.0) for rule in treatment.rules]
+        known = shown or [ceilings[rule] for rule in treatment.rules if rule in ceilings]
         if shown and max(shown) < LEAST_GAIN:  # last: other faults may hide its gain
             known = [0.0]
         class_ = ("exact", "reordered", "lossy").index(treatment.safety)
-        return -max(known, default=1.0), treatment.suits_any, class_
+        return -max(known, default=treatment.likely), treatment.suits_any, class_
 
     return sorted(candidates, key=rank)
 

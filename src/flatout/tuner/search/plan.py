@@ -17,7 +17,8 @@ from flatout.tuner.trials import TrialPlan
 
 BLOCK_S, MOST_BLOCK_STEPS = 0.4, 50
 FEWEST_WARMUP = 8
-LONG_STEP_S = 2.0  # above it few steps suffice: one step replaces a block of short ones
+LONG_STEP_S = 0.5  # above it few steps suffice: one step replaces a block of short ones
+WAITS = 0.03  # of the step: a job that waits less for its loader runs at its own pace
 BLOCKS_PER_ROUND = 1.6  # in an arm's blocks: half a baseline block, and some longer ones
 LEAST_LIMIT_S, HANGS = 180.0, 4.0  # a large model takes a minute or two to compile
 USABLE, PEAK_FACTOR, CONTEXT_BYTES, CORES_EACH = 0.85, 1.25, 1 << 30, 2  # for trials beside each other
@@ -29,7 +30,15 @@ def length_of(evidence: Evidence) -> int | None:
     return evidence.steps[-1].index if ran_out else None
 
 
-def plan_of(step_s: float, *, most_steps: int | None = None) -> TrialPlan:
+def plan_for(evidence: Evidence) -> TrialPlan:
+    """Choose how many steps a trial of a diagnosed job runs."""
+    step_s, wait_s = evidence.step_s or 0.0, evidence.phase_s("wait") or 0.0
+    plan = plan_of(step_s, most_steps=length_of(evidence), epoch_steps=steps_of(evidence))
+    workers = [each.num_workers or 0 for each in evidence.loaders if each.trains]
+    return plan.past_queue(max(workers)) if workers and wait_s >= WAITS * step_s else plan
+
+
+def plan_of(step_s: float, *, most_steps: int | None = None, epoch_steps: int | None = None) -> TrialPlan:
     """Choose how many steps a trial runs, by how long one takes and how many the job has."""
     block_steps = min(MOST_BLOCK_STEPS, max(2, round(BLOCK_S / step_s)))
     plan = TrialPlan(warmup=max(FEWEST_WARMUP, block_steps), blocks=5, block_steps=block_steps)
@@ -39,7 +48,8 @@ def plan_of(step_s: float, *, most_steps: int | None = None) -> TrialPlan:
         warmup = min(plan.warmup, max(3, most_steps // 5))
         block_steps = max(2, (most_steps - warmup - 1) // plan.blocks)
         plan = replace(plan, warmup=warmup, block_steps=block_steps)
-    return replace(plan, limit_s=HANGS * plan.num_steps * step_s + LEAST_LIMIT_S)
+    limit_s = HANGS * plan.num_steps * step_s + LEAST_LIMIT_S
+    return replace(plan, limit_s=limit_s, most_steps=most_steps, epoch_steps=epoch_steps)
 
 
 def at_once(evidence: Evidence, runs: Sequence[TrialResult]) -> int:

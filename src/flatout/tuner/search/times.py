@@ -10,22 +10,26 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from statistics import fmean
 from typing import Any
 
 from flatout.ground.errors import BadInput
 from flatout.measure.evidence import Evidence
 from flatout.tuner import verdict
-from flatout.tuner.numbers import regroups
+from flatout.tuner.numbers import NUDGED, regroups
 from flatout.tuner.search.plan import seconds_for
 from flatout.tuner.treatment import Dose, treatment_of
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trial.switched import FEWEST_ROUNDS, LEAST_GAIN
 from flatout.tuner.trials import Trials, Unit, hint_of, pair_of
-from flatout.tuner.verdict import FEWEST_PAIRS, MOST_PAIRS, Gain
+from flatout.tuner.verdict import CLEAR_PAIRS, FEWEST_PAIRS, MOST_PAIRS, Gain
 
-TRIALS_AT_END = 2 * FEWEST_PAIRS + 2  # for everything kept together, and the current one
+TRIALS_AT_END = (
+    2 * CLEAR_PAIRS + 1
+)  # for everything kept together, which gains much most often; and the current one
 BLOCKS_SHARE = 0.25  # of the time left, for blocks of one run
 NOISE_PAIRS, NOISE_SHARE = 2, 0.25  # the job against itself: fewest pairs, and the share of the time for more
+TRIALS_EACH = 6  # that a treatment takes, roughly
 
 NOISE = "the job against itself"
 
@@ -47,6 +51,7 @@ class Times:
         self.in_run: dict[str, Gain] = {}  # gains of switched treatments
         self.in_run_on: list[Dose] | None = None  # what was kept when they were measured
         self.noise_in_run: Gain | None = None
+        self.nudged: TrialResult | None = None  # the job whose weights were changed in the last bit
         self._within_s = math.inf if within_s is None else within_s
         self._ends_s = time.monotonic() + self._within_s
         self._longest_s = 0.0  # the longest trial of a pair so far
@@ -56,18 +61,33 @@ class Times:
         trials = TRIALS_AT_END if is_any_kept else 2
         return time.monotonic() + trials * self._longest_s > self._ends_s
 
+    def has_time_for(self, num_treatments: int) -> bool:
+        """Return whether so many treatments can be tried before the end."""
+        trials = TRIALS_EACH * num_treatments + TRIALS_AT_END
+        return time.monotonic() + trials * self._longest_s < self._ends_s
+
     def job_against_itself(self) -> Pairs:
-        """Run pairs of the job with nothing changed; raise BadInput if they cannot be judged."""
-        alike = pair_of([], [])
-        self.trials.expect("noise", [*[alike] * FEWEST_PAIRS, (((), {"nudge": True}),)])
+        """Run pairs of the job with nothing changed; raise BadInput if they cannot be judged.
+
+        The last run has its weights changed in the last bit, which changes its losses and not its time.
+        """
+        alike, nudged = pair_of([], []), pair_of([], [], **NUDGED)
+        self.trials.expect("noise", [nudged, *[alike] * (FEWEST_PAIRS - 1)])
         pairs = self.pairs[NOISE] = []
-        until_s = self._ends_s - (1 - NOISE_SHARE) * self._within_s if self._within_s < math.inf else math.inf
-        while len(pairs) < FEWEST_PAIRS and (len(pairs) < NOISE_PAIRS or time.monotonic() < until_s):
+        while len(pairs) < FEWEST_PAIRS and (
+            len(pairs) < NOISE_PAIRS or 2 * len(pairs) * self._longest_s < NOISE_SHARE * self._within_s
+        ):
             self._say(f"{NOISE}, pair {len(pairs) + 1}")
-            pairs.append(self._run_pair([], []))
-            for run in pairs[-1]:
+            nudges = len(pairs) == 1 and self.nudged is None
+            pair = self._run_pair([], [], **(NUDGED if nudges else {}))
+            if nudges:
+                self.nudged = pair[1]
+                if verdict.failure(self.nudged) is not None:  # then another run takes its place
+                    continue
+            for run in pair:
                 if reason := verdict.failure(run):
                     raise BadInput(f"the job cannot be tuned: {reason}", hint=hint_of(run, self.trials.plan))
+            pairs.append(pair)
         return pairs
 
     def gain(self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str) -> Gain:
@@ -94,10 +114,13 @@ class Times:
         """Return whether the time is up, or better spent on others than on an apparent zero gain."""
         return time.monotonic() > self._ends_s or (self._within_s < math.inf and gain.ratio < LEAST_GAIN)
 
-    def _run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
+    def _run_pair(
+        self, first: Sequence[Dose], second: Sequence[Dose], **changes: Any
+    ) -> tuple[TrialResult, TrialResult]:
         began_s = time.monotonic()
-        found = self.trials.run_pair(first, second)
-        self._longest_s = max(self._longest_s, (time.monotonic() - began_s) / 2)
+        found = self.trials.run_pair(first, second, **changes)
+        took_s = max((time.monotonic() - began_s) / 2, *map(_seconds_of, found))  # known results take none
+        self._longest_s = max(self._longest_s, took_s)
         return found
 
     def switch(self, doses: Sequence[Dose], kept: Sequence[Dose]) -> None:
@@ -145,6 +168,12 @@ class Times:
                 BLOCKS_SHARE * max(0.0, self._ends_s - time.monotonic()),
             ),
         }
+
+
+def _seconds_of(run: TrialResult) -> float:
+    """Return how long a trial took, as far as it measured that."""
+    num_timed = run.num_steps - run.num_steps_before
+    return (run.before_s or 0.0) + (num_timed * fmean(run.blocks_s) if run.blocks_s else 0.0)
 
 
 def one_pair(without: Sequence[Dose], with_: Sequence[Dose], number: int) -> Unit:

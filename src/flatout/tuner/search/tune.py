@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime
 import functools
 import hashlib
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ from flatout.tuner.search.candidates import (
     switchable,
     why_not_together,
 )
-from flatout.tuner.search.plan import at_once, length_of, plan_of, steps_of
+from flatout.tuner.search.plan import at_once, plan_for, steps_of
 from flatout.tuner.search.times import CannotBeTimed, Times, one_pair
 from flatout.tuner.treatment import Dose, Treatment, Value, all_treatments, read_dose, treatment_of
 from flatout.tuner.trial.journal import Journal, journal_path
@@ -48,6 +49,7 @@ from flatout.tuner.trials import Trials, Unit
 from flatout.tuner.verdict import Gain
 
 ALL_OF_IT = 0.9  # of a measured ceiling: beyond it no other value of a treatment is tried
+HIDES = 1.3  # a cause worth as much hides what others gain
 LIKELY_PAIRS = 2  # pairs that a treatment most likely needs: most gain nothing, and two show it
 
 TOGETHER = "everything kept"
@@ -79,13 +81,14 @@ class Tuner:
         trials = start(
             command,
             module=module,
-            plan=plan_of(evidence.step_s, most_steps=length_of(evidence)),
+            plan=plan_for(evidence),
             on_progress=on_progress,
             journal=journal,
             ranks=evidence.job.world_size,
         )
         self.times = Times(trials, evidence, within_s=within_s, say=self._say)
-        self._later: Sequence[Candidate] = ()  # candidates that were not tried yet
+        self.ceilings = ceilings_of(evidence)
+        self._later: Sequence[Candidate] = ()  # candidates that come next
         self._place = ""  # progress through the candidates, for messages
         self.kept: list[Dose] = []
         self.tried: list[Tried] = []
@@ -99,8 +102,8 @@ class Tuner:
         """Try everything; remove the trials' folder afterwards, whatever happens."""
         with self.trials:
             noise = self._measure_noise()
-            self._try_all(self._patches())
-            self._try_all(self._treatments())
+            self._try_all(self._patches(), order=list)
+            self._try_all(self._treatments(), order=self._by_gain)
             self._place = ""
             self._drop_what_no_longer_pays()
             total = self._total()
@@ -135,11 +138,12 @@ class Tuner:
     def _measure_noise(self) -> Gain:
         """Run the job against itself: does it repeat, how do times vary, what does rounding do to losses?"""
         pairs = self.times.job_against_itself()
-        runs = [run for pair in pairs for run in pair]
+        nudged = self.times.nudged
+        runs = [run for pair in pairs for run in pair if run is not nudged]
         self.trials.at_once = at_once(self.evidence, runs)
         precision = self.evidence.precision
         is_half = precision is not None and precision.autocast is not None
-        self.numbers = Numbers(self.trials, runs, is_half=is_half)
+        self.numbers = Numbers(self.trials, runs, nudged=nudged, is_half=is_half)
         return verdict.gain_of(pairs)
 
     # -- what is tried
@@ -153,26 +157,50 @@ class Tuner:
         return found
 
     def _treatments(self) -> list[Candidate]:
-        """Return the treatments that suit the job, by possible gain; measure switchable ones first."""
+        """Return the treatments that suit the job."""
         found, left_out = find_treatments(
             self.evidence, self.command, only=self.only, allow_lossy=self.allow_lossy
         )
         self._note_untried(left_out)
-        self.times.switch(switchable(found), self.kept)
-        return by_ceiling(found, in_run=self.times.in_run, ceilings=ceilings_of(self.evidence))
+        return found
+
+    def _by_gain(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Sort by possible gain, and time switchable ones in one run beforehand.
+
+        What was kept since may have hidden their gains, so they are timed again.  A large ceiling of another
+        treatment goes before: it would hide them, too.
+        """
+        ordered = by_ceiling(candidates, in_run=self.times.in_run, ceilings=self.ceilings)
+        doses = switchable(candidates)
+        if not doses or self.times.in_run_on == self.kept or self._is_late():
+            return ordered
+        first, _ = ordered[0]
+        if first.switch is None and max(self._ceilings_of(first), default=1.0) >= HIDES:
+            return ordered
+        self.times.switch(doses, self.kept)
+        return by_ceiling(candidates, in_run=self.times.in_run, ceilings=self.ceilings)
+
+    def _ceilings_of(self, treatment: Treatment) -> list[float]:
+        return [self.ceilings[rule] for rule in treatment.rules if rule in self.ceilings]
 
     # -- one after the other
 
-    def _try_all(self, candidates: Sequence[Candidate]) -> None:
-        for number, (treatment, values) in enumerate(candidates):
-            self._later = candidates[number:]
-            self._place = f"{number + 1} of {len(candidates)} · "
+    def _try_all(
+        self, candidates: Sequence[Candidate], *, order: Callable[[Sequence[Candidate]], list[Candidate]]
+    ) -> None:
+        left = candidates
+        while left:
+            left = order(left)
+            treatment, values = left[0]
+            self._place = f"{len(candidates) - len(left) + 1} of {len(candidates)} · "
+            self._later = left[1:]
             if self._is_late():
                 self._note_late(treatment, values)
-                continue
-            for later, doses in candidates[number:]:
-                self._expect(later, doses)
-            self._try(treatment, values)
+            else:
+                for later, doses in left:
+                    self._expect(later, doses)
+                self._try(treatment, values)
+            left = left[1:]
 
     def _is_late(self) -> bool:
         return self.times.is_late(is_any_kept=bool(self.kept))
@@ -194,33 +222,55 @@ class Tuner:
 
     def _try(self, treatment: Treatment, values: Sequence[Value]) -> None:
         """Try the values of a treatment, and keep the best of those that pay."""
-        doses = [Dose(name=treatment.name, value=value) for value in values]
-        if treatment.switch is not None and self.times.in_run_on != self.kept:
-            self.times.switch(switchable(self._later), self.kept)  # the kept one may have hidden their gains
-        ceilings = ceilings_of(self.evidence)
-        known = [ceilings[rule] for rule in treatment.rules if rule in ceilings]
-        paid: list[tuple[Dose, Gain]] = []
+        doses = self._in_run_first([Dose(name=treatment.name, value=value) for value in values])
+        ceiling = max(self._ceilings_of(treatment), default=math.inf)
+        best: tuple[Dose, Gain] | None = None
+        lost: list[Value] = []  # to the best
         for number, dose in enumerate(doses):
-            if paid and known and paid[-1][1].ratio >= ALL_OF_IT * max(known):
-                self._note(
-                    treatment, dose.value, "not tried", f"{paid[-1][0]} already gains all that is possible"
-                )
+            shown = self.times.in_run.get(str(dose))
+            if best is not None and shown is not None and shown.is_kept:
+                self._note(treatment, dose.value, "no gain", f"{best[0]} gains more", shown)
+                continue
+            if best is not None and (reason := self._why_no_other(dose, best, lost, ceiling)):
+                self._note(treatment, dose.value, "not tried", reason, shown)
                 continue
             if number and self._is_late():
                 self._note(treatment, dose.value, "not tried", NO_TIME)
                 continue
-            found = self._try_dose(treatment, dose)
-            self.trials.forget(str(dose))
-            if found is not None:
-                paid.append((dose, found))
-        best = max(paid, key=lambda each: each[1].low, default=None)
-        for dose, gain in paid:
-            if best is not None and dose == best[0]:
-                self.kept.append(dose)
-                self.trials.forget()  # the expected trials lack this treatment
-                self._note(treatment, dose.value, "kept", self.checks[str(dose)], gain)
+            if best is None or shown is not None:
+                found = self._try_dose(treatment, dose)
             else:
-                self._note(treatment, dose.value, "no gain", f"{best[0] if best else ''} gains more", gain)
+                found = self._try_other(treatment, dose, best)
+            self.trials.forget(str(dose))
+            if found is None:
+                lost.append(dose.value)
+                continue
+            if best is not None:
+                self._note(treatment, best[0].value, "no gain", f"{dose} gains more", best[1])
+                lost.append(best[0].value)
+            best = dose, found
+        if best is not None:
+            self.kept.append(best[0])
+            self.trials.forget()  # the expected trials lack this treatment
+            self._note(treatment, best[0].value, "kept", self.checks[str(best[0])], best[1])
+
+    def _in_run_first(self, doses: Sequence[Dose]) -> list[Dose]:
+        """Sort values by what blocks of one run showed, if they did."""
+        shown = self.times.in_run
+        return sorted(doses, key=lambda dose: -shown[str(dose)].ratio if str(dose) in shown else 0.0)
+
+    def _why_no_other(
+        self, dose: Dose, best: tuple[Dose, Gain], lost: Sequence[Value], ceiling: float
+    ) -> str | None:
+        """Return why a value is not tried beside one that pays, or None."""
+        known, gain = best
+        if gain.ratio >= ALL_OF_IT * ceiling:
+            return f"{known} already gains all that is possible"
+        if any(_is_between(each, known.value, dose.value) for each in lost):
+            return f"{known} gains more than a value between them"
+        if not self.times.has_time_for(len(self._later) + 1):
+            return f"{known} pays, and the time is needed for other treatments"
+        return None
 
     def _try_dose(self, treatment: Treatment, dose: Dose) -> Gain | None:
         """Return what a treatment with correct numbers gains; otherwise note why it is not kept."""
@@ -231,12 +281,8 @@ class Tuner:
         if gain is not None and not gain.is_kept:  # timing was cheap, checking numbers is not
             self._note_gain(treatment, dose, gain)
             return None
-        self._say(f"{dose}: numbers")
-        judged = self.numbers.judge(treatment, self.kept, dose)
-        if not judged.is_right:
-            self._note(treatment, dose.value, judged.answer, judged.reason, gain)  # type: ignore[arg-type]
+        if self._judge(treatment, dose, gain) is None:
             return None
-        self.checks[str(dose)] = judged.reason
         if gain is None:
             try:
                 gain = self.times.gain(self.kept, [*self.kept, dose], label=str(dose))
@@ -247,6 +293,41 @@ class Tuner:
             return gain
         self._note_gain(treatment, dose, gain)
         return None
+
+    def _try_other(self, treatment: Treatment, dose: Dose, best: tuple[Dose, Gain]) -> Gain | None:
+        """Return what a value gains if it gains more than the best so far, which it replaces then.
+
+        Both run beside each other, which takes less time than each beside a slow job.
+        """
+        known, gain = best
+        try:
+            more = self.times.gain([*self.kept, known], [*self.kept, dose], label=f"{dose} for {known}")
+        except CannotBeTimed as error:
+            self._note(treatment, dose.value, "failed", str(error))
+            return None
+        if not more.is_kept:
+            self._note(treatment, dose.value, "no gain", f"{known} gains as much or more")
+            return None
+        judged = self._judge(treatment, dose, more)
+        if judged is None:
+            return None
+        return Gain(
+            ratio=gain.ratio * more.ratio,
+            low=gain.low * more.low,
+            high=gain.high * more.high,
+            num_pairs=min(gain.num_pairs, more.num_pairs),
+            best=gain.best * more.best,
+        )
+
+    def _judge(self, treatment: Treatment, dose: Dose, gain: Gain | None) -> str | None:
+        """Return how the numbers were verified; None if they were not, and note it."""
+        self._say(f"{dose}: numbers")
+        judged = self.numbers.judge(treatment, self.kept, dose)
+        if not judged.is_right:
+            self._note(treatment, dose.value, judged.answer, judged.reason, gain)  # type: ignore[arg-type]
+            return None
+        self.checks[str(dose)] = judged.reason
+        return judged.reason
 
     def _note_late(self, treatment: Treatment, values: Sequence[Value]) -> None:
         """Report what blocks of one run have shown already, if there is no time for more."""
@@ -372,6 +453,12 @@ class Tuner:
             step_s=self.evidence.step_s or 0.0,
             date=datetime.date.today().isoformat(),
         )
+
+
+def _is_between(value: Value, one: Value, other: Value) -> bool:
+    """Return whether a number lies between two others: names of modes have no order."""
+    numbers = [each for each in (one, value, other) if isinstance(each, int)]
+    return len(numbers) == 3 and numbers in (sorted(numbers), sorted(numbers, reverse=True))
 
 
 def tune(

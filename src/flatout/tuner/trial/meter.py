@@ -68,6 +68,7 @@ class TrialResult:
     still: int = 0  # of these, unchanged by the first step
     still_at_end: int = 0  # of these, equal at the last step to before the first
     formats: tuple[str, ...] = ()  # of the parameters
+    draws: bool = True  # random numbers on the device, from step to step; true if that is not known
     peak_bytes: int | None = None
     counts: Counts | None = None
 
@@ -93,6 +94,7 @@ class Meter:
         self._start: str | None = None
         self._trained = self._still = self._still_at_end = 0
         self._formats: tuple[str, ...] = ()
+        self._random: Any = None  # the state of the GPU's generator after the first step
         self._num_empty = 0  # steps of optimizers without any gradient
         self._anchor = Anchor()
         self._torch: Any = None
@@ -270,6 +272,8 @@ class Meter:
             self.is_done = True
         self._hashes = [(now, hash_of(before)) for now, before in trained]
         self._weights = []  # the job must not carry a second copy of the model
+        if torch.cuda.is_initialized():
+            self._random = torch.cuda.get_rng_state()
 
     def _save_first_step(self, trained: list[tuple[Any, Any]], path: str) -> None:
         """Save each parameter's gradient and change, in 64 bits."""
@@ -286,6 +290,10 @@ class Meter:
         """Return what was observed, with the job restored."""
         self.patches.undo()
         on_gpu = self._torch is not None and self._torch.cuda.is_initialized()
+        if self._random is not None:
+            draws = not self._torch.equal(self._torch.cuda.get_rng_state(), self._random)
+        else:
+            draws = True
         return TrialResult(
             ended=ended,
             error=error,
@@ -305,6 +313,7 @@ class Meter:
             still=self._still,
             still_at_end=self._still_at_end,
             formats=self._formats,
+            draws=draws,
             counts=self._counts,
             peak_bytes=self._torch.cuda.max_memory_allocated() if on_gpu else None,
         )

@@ -83,9 +83,11 @@ class ClusterTrials(Trials):
         """Run the script once, on some node."""
         return self._run_unit(((tuple(doses), changes),))[0]
 
-    def run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
+    def run_pair(
+        self, first: Sequence[Dose], second: Sequence[Dose], **changes: Any
+    ) -> tuple[TrialResult, TrialResult]:
         """Run the script twice, one after the other on one node."""
-        one, other = self._run_unit(pair_of(first, second))
+        one, other = self._run_unit(pair_of(first, second, **changes))
         return one, other
 
     def run_all(self, runs: Sequence[Run]) -> list[TrialResult]:

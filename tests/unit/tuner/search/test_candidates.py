@@ -56,6 +56,14 @@ def test_what_was_shown_goes_before_ceilings_and_what_showed_nothing_last() -> N
     assert [str(dose) for dose in switchable(found)] == ["garbage-every 100", "threads 1"]
 
 
+def test_what_gains_most_often_goes_first_if_nothing_is_known_of_it() -> None:
+    asked = {"compile": "default", "channels-last": True, "fused-optimizer": True}
+    found, _ = find_treatments(evidence(), ["train.py"], only=asked, allow_lossy=False)
+    shown = {"fused-optimizer": Gain(ratio=1.05, low=1.04, high=1.06, num_pairs=5, best=1.05)}
+    order = [each.name for each, _ in by_ceiling(found, in_run=shown, ceilings={})]
+    assert order == ["compile", "fused-optimizer", "channels-last"]
+
+
 def test_patches_of_one_line_do_not_go_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.py").write_text(LOOP)

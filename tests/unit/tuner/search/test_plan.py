@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from flatout.tuner.search.plan import at_once, length_of, plan_of, seconds_for, steps_of
+from flatout.tuner.search.plan import at_once, length_of, plan_for, plan_of, seconds_for, steps_of
 from tests.unit.tuner.test_treatment import LOADER, evidence, on_gpu
 from tests.unit.tuner.test_verdict import trial
 
@@ -23,7 +23,18 @@ def test_as_many_trials_run_at_once_as_a_gpu_has_room_for() -> None:
 
 def test_trials_are_as_long_as_their_steps_need() -> None:
     assert plan_of(0.001).block_steps == 50
-    assert plan_of(5.0).num_steps == 7 and plan_of(5.0).limit_s > 5 * plan_of(5.0).num_steps
+    assert (
+        plan_of(5.0).num_steps == plan_of(0.6).num_steps == 7
+        and plan_of(5.0).limit_s > 5 * plan_of(5.0).num_steps
+    )
+
+
+def test_a_job_that_waits_for_workers_is_tried_for_longer_than_their_queue_lasts() -> None:
+    waiting = evidence(loaders=(replace(LOADER, num_workers=8),))
+    steps = tuple(replace(step, phases_s={**step.phases_s, "wait": 0.0}) for step in waiting.steps)
+    plan = plan_for(replace(waiting, steps=steps))
+    assert plan == plan_of(0.1, epoch_steps=10)
+    assert plan_for(waiting) == plan.past_queue(8) != plan
 
 
 def test_a_short_job_is_tried_with_as_many_steps_as_it_has() -> None:

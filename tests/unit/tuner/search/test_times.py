@@ -10,7 +10,7 @@ from flatout.ground.errors import BadInput
 from flatout.tuner.search.times import NOISE, CannotBeTimed, Times, one_pair
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.verdict import FEWEST_PAIRS, MOST_PAIRS
+from flatout.tuner.verdict import CLEAR_PAIRS, FEWEST_PAIRS, MOST_PAIRS
 from tests.unit.tuner.search.test_tune import GivenTrials
 from tests.unit.tuner.test_treatment import evidence
 from tests.unit.tuner.test_verdict import trial
@@ -32,7 +32,7 @@ def test_arms_take_turns_until_the_answer_is_settled(tmp_path: Path) -> None:
     assert one_pair([], [WORKERS], 1) == tuple(reversed(one_pair([], [WORKERS], 0)))
     found = times(tmp_path)
     gain = found.gain([], [WORKERS], label="workers")
-    assert gain.ratio == pytest.approx(2.0, rel=0.05) and gain.num_pairs == FEWEST_PAIRS
+    assert gain.ratio == pytest.approx(2.0, rel=0.05) and gain.num_pairs == CLEAR_PAIRS
     plain, treated = found.pairs["workers"][1]  # which began with the treatment
     assert plain.blocks_s[0] > treated.blocks_s[0]
     assert found.gain([], [], label="nothing").num_pairs <= MOST_PAIRS
@@ -64,6 +64,21 @@ def test_few_pairs_are_run_when_time_is_short(tmp_path: Path) -> None:
     assert len(late.job_against_itself()) == len(late.pairs[NOISE]) == 2
     assert len(early.job_against_itself()) == FEWEST_PAIRS
     assert late.is_late(is_any_kept=False) and not early.is_late(is_any_kept=True)
+
+
+def test_one_run_of_the_job_against_itself_is_nudged_and_counts(tmp_path: Path) -> None:
+    found = times(tmp_path)
+    asked: list[dict[str, object]] = []
+    real = found.trials.run
+
+    def run(doses: object, **changes: object) -> TrialResult:
+        asked.append(changes)
+        return real(doses, **changes)  # type: ignore[arg-type]
+
+    found.trials.run = run  # type: ignore[method-assign]
+    pairs = found.job_against_itself()
+    assert len(asked) == 2 * len(pairs) and [bool(each.get("nudge")) for each in asked].count(True) == 1
+    assert found.nudged is pairs[1][1]
 
 
 def test_what_seems_to_gain_nothing_gets_no_more_than_its_share_of_a_short_time(tmp_path: Path) -> None:

@@ -60,8 +60,10 @@ class GivenTrials:
     def machine(self, evidence: Evidence) -> Machine:
         return machine_of(evidence)
 
-    def run_pair(self, first: Sequence[Dose], second: Sequence[Dose]) -> tuple[TrialResult, TrialResult]:
-        return self.run(first), self.run(second)
+    def run_pair(
+        self, first: Sequence[Dose], second: Sequence[Dose], **changes: Any
+    ) -> tuple[TrialResult, TrialResult]:
+        return self.run(first), self.run(second, **changes)
 
     def run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
         return [self.run(doses, **changes) for doses, changes in runs]
@@ -91,8 +93,8 @@ def tuned(
     tmp_path: Path, result: Callable[[set[str]], TrialResult], known: Evidence | None = None, **options: Any
 ) -> Tuning:
     tuner = Tuner(
-        known or evidence(), ["train.py"], module=False, on_progress=lambda message: None,
-        **{"allow_lossy": False, **options},
+        known or evidence(), ["train.py"], module=False,
+        **{"allow_lossy": False, "on_progress": lambda message: None, **options},
     )  # fmt: skip
     tuner.times.trials = GivenTrials(tmp_path, result)  # type: ignore[assignment]
     return tuner.run()
@@ -205,13 +207,10 @@ def test_nothing_is_tried_when_the_time_is_up(tmp_path: Path) -> None:
         return trial(0.05 if "threads 1" in names else 0.1)
 
     done = tuned(tmp_path, result, only=["threads=1", "garbage-every", "loader-workers=2"], within_s=0.0)
-    shown = {str(each): (each.answer, each.reason) for each in done.tried}  # of which one run tells two
-    assert shown == {
-        "threads 1": ("not tried", "no time was left to verify its numbers"),
-        "loader-workers 2": ("not tried", "no time was left for it"),
-        "garbage-every 100": ("no gain", "it gains less than 3 %"),
-    }
-    assert done.total is None
+    shown = {str(each): (each.answer, each.reason) for each in done.tried}
+    late = ("not tried", "no time was left for it")
+    assert shown == {"threads 1": late, "loader-workers 2": late, "garbage-every 100": late}
+    assert done.total is None and done.num_trials == 4  # the job against itself
     assert done.noise.num_pairs == 2 and "there was no time" in done.why_nothing()
     assert answers(tuned(tmp_path, result, only=["threads=1"], within_s=1e6)) == {"threads 1": "kept"}
 
@@ -226,6 +225,48 @@ def test_no_other_value_is_tried_where_one_gains_all_that_there_is(
 
     found = answers(tuned(tmp_path, result, only=["loader-workers"]))
     assert sorted(found.values()) == ["kept", *["not tried"] * (len(found) - 1)] and len(found) > 1
+
+
+def test_another_value_runs_beside_one_that_pays_and_replaces_it_if_it_gains_more(tmp_path: Path) -> None:
+    def result(names: set[str]) -> TrialResult:
+        for count, step_s in ((1, 0.02), (2, 0.04), (4, 0.05)):
+            if f"loader-workers {count}" in names:
+                return trial(step_s)
+        return trial(0.1)
+
+    done = tuned(tmp_path, result, only=["loader-workers"])
+    found = {str(each): (each.answer, each.reason) for each in done.tried}
+    assert found["loader-workers 1"][0] == "kept"
+    assert found["loader-workers 2"] == ("no gain", "loader-workers 1 gains more")
+    assert found["loader-workers 4"] == ("not tried", "loader-workers 1 gains more than a value between them")
+    assert done.total is not None and done.total.ratio == pytest.approx(5.0, rel=0.05)
+    (kept,) = done.prescription.treatments
+    assert kept.ratio == pytest.approx(5.0, rel=0.05)
+
+    def first(names: set[str]) -> TrialResult:
+        return trial(0.05 if "loader-workers 2" in names else 0.1)
+
+    done = tuned(tmp_path, first, only=["loader-workers"])
+    found = {str(each): (each.answer, each.reason) for each in done.tried}
+    assert found["loader-workers 1"] == ("no gain", "loader-workers 2 gains as much or more")
+    hurried = answers(tuned(tmp_path, first, only=["loader-workers"], within_s=1e6))
+    assert hurried == answers(done)
+
+
+def test_a_large_cause_goes_before_what_it_hides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    for ceiling, is_first in ((5.0, True), (1.1, False)):
+        monkeypatch.setattr(tuning, "ceilings_of", lambda known, most=ceiling: {"loader-bound": most})
+        said.clear()
+        tuned(
+            tmp_path,
+            lambda names: trial(0.02 if "loader-workers 2" in names else 0.1),
+            only=["garbage-every", "loader-workers=2"],
+            on_progress=said.append,
+        )
+        tried = [text for text in said if "in one run" in text or "loader-workers" in text]
+        assert ("loader-workers" in tried[0]) is is_first
+        assert sum("in one run" in text for text in said) == (1 if is_first else 2)
 
 
 def test_a_job_that_cannot_be_measured_is_refused(tmp_path: Path) -> None:

@@ -60,4 +60,6 @@ def num_recompilations() -> int:
     return sum(record.recompile_reason is not None for record in dynamo._compilation_metrics)
 
 
-TREATMENT = Treatment(propose, install, "compile the model with torch.compile", safety="reordered")
+TREATMENT = Treatment(
+    propose, install, "compile the model with torch.compile", safety="reordered", likely=1.1
+)

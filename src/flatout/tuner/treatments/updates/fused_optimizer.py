@@ -13,14 +13,17 @@ from flatout.tuner.treatment import Case, Treatment, Value
 
 NAMES = ("Adam", "AdamW", "SGD", "Adagrad")
 LEAST_SHARE = 0.02  # of the step, in the optimizer
+LEAST_IN_BLOCKS = (
+    0.005  # the same where blocks of one run show the gain: others may shorten the rest of the step
+)
 
 
 def propose(case: Case) -> list[Value]:
-    """Propose it if one of torch's optimizers takes a share of the step and is not fused."""
+    """Propose it if one of torch's optimizers takes some of the step and is not fused."""
     evidence = case.evidence
     name = (evidence.job.anchor or "").removesuffix(".step")
     optimizer_s, step_s = evidence.phase_s("optimizer"), case.own_step_s
-    if name not in NAMES or not optimizer_s or not step_s or optimizer_s < LEAST_SHARE * step_s:
+    if name not in NAMES or not optimizer_s or not step_s or optimizer_s < LEAST_IN_BLOCKS * step_s:
         return []
     return [] if evidence.kernels is not None and evidence.kernels.optimizer == "fused" else [True]
 
