@@ -28,7 +28,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +41,11 @@ from shapes import SHAPES, Shape, transformers_model  # noqa: E402
 
 import flatout  # noqa: E402
 from flatout.evolution import Eggroll  # noqa: E402
+from flatout.ground.errors import FlatoutError  # noqa: E402
 
 SIGMA = 1e-3
 BASE, OURS = "original", "one forward"
+FAILURES = (FlatoutError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError)
 
 
 class OneByOne:
@@ -163,33 +165,57 @@ def arms_of(shape: Shape, options: argparse.Namespace, device: torch.device) -> 
     return arms
 
 
-def climb(name: str, options: argparse.Namespace, device: torch.device) -> list[dict[str, Any]]:
-    """Rounds over all arms in turn; the first, which compiles and captures, is not counted."""
+def climb(
+    name: str,
+    options: argparse.Namespace,
+    device: torch.device,
+    keep: Callable[[list[dict[str, Any]]], None],
+) -> None:
+    """Rounds over all arms in turn; the first, which compiles and captures, is not counted.
+
+    An arm that fails is named, and the others go on; what is known is kept after each round.
+    """
     arms = arms_of(SHAPES[name], options, device)
     seconds: dict[str, list[float]] = {arm: [] for arm in arms}  # a sample
     shares: dict[str, list[float]] = {arm: [] for arm in arms}
+    failed: dict[str, str] = {}
     for number in range(options.rounds + 1):
         for arm, run in arms.items():
+            if arm in failed:
+                continue
             used: list[float] = []
             _wait(device)
             start = time.perf_counter()
-            with watched(device, used):
-                samples = run.epoch()
-                _wait(device)
+            try:
+                with watched(device, used):
+                    samples = run.epoch()
+                    _wait(device)
+            except FAILURES as error:
+                if arm == BASE:
+                    raise
+                failed[arm] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+                continue
+            taken = time.perf_counter() - start
+            print(f"    round {number}, {arm}: {taken:.1f} s", file=sys.stderr, flush=True)
             if number:
-                seconds[arm].append((time.perf_counter() - start) / samples)
+                seconds[arm].append(taken / samples)
                 shares[arm] += used
-    rows = []
-    for arm, taken in seconds.items():
-        rows.append(
-            {
-                "arm": arm,
-                "samples_per_s": 1 / statistics.median(taken),
-                "times_the_original": ratio(seconds[BASE], taken),
-                "utilisation_share": statistics.mean(shares[arm]) if shares[arm] else None,
-            }
-        )
-    return rows
+        if number:
+            keep([row_of(arm, seconds, shares, failed.get(arm)) for arm in arms])
+
+
+def row_of(
+    arm: str, seconds: Mapping[str, list[float]], shares: Mapping[str, list[float]], failed: str | None
+) -> dict[str, Any]:
+    if failed is not None:
+        return {"arm": arm, "failed": failed}
+    taken, used = seconds[arm], shares[arm]
+    return {
+        "arm": arm,
+        "samples_per_s": 1 / statistics.median(taken),
+        "times_the_original": ratio(seconds[BASE], taken),
+        "utilisation_share": statistics.mean(used) if used else None,
+    }
 
 
 def _wait(device: torch.device) -> None:
@@ -198,6 +224,9 @@ def _wait(device: torch.device) -> None:
 
 
 def show(row: dict[str, Any]) -> None:
+    if "failed" in row:
+        print(f"    {row['arm']:<12} failed: {row['failed']}", flush=True)
+        return
     share, times = row["utilisation_share"], row["times_the_original"]
     used = "n/a" if share is None else f"{share:.0%}"
     print(
@@ -242,19 +271,24 @@ def main() -> None:
         **{name: getattr(options, name) for name in told},
         "models": [],
     }
+    slug = "".join(c if c.isalnum() else "-" for c in str(result["hardware"]).lower())
     for name in options.models:
         print(f"{name}, {options.population} members x {options.prompts} prompts", flush=True)
-        rows = climb(name, options, device)
-        for row in rows:
+        found: dict[str, Any] = {"model": name, "arms": []}
+        result["models"].append(found)
+
+        def keep(rows: list[dict[str, Any]], found: dict[str, Any] = found) -> None:
+            found["arms"] = rows
+            if options.save is not None:
+                options.save.mkdir(parents=True, exist_ok=True)
+                path = options.save / f"ladder-{'-'.join(options.models)}_{slug}_{result['date']}.json"
+                path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+        climb(name, options, device, keep)
+        for row in found["arms"]:
             show(row)
-        result["models"].append({"model": name, "arms": rows})
         gc.collect()
     print(json.dumps(result))
-    if options.save is not None:
-        options.save.mkdir(parents=True, exist_ok=True)
-        slug = "".join(c if c.isalnum() else "-" for c in str(result["hardware"]).lower())
-        path = options.save / f"ladder-{'-'.join(options.models)}_{slug}_{result['date']}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

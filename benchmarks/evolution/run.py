@@ -15,6 +15,7 @@ import gc
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,10 @@ from limits import alone_s, peak_s  # noqa: E402
 from shapes import SHAPES, build  # noqa: E402
 
 import flatout  # noqa: E402
+from flatout.measure.device.kernels import KernelRecorder  # noqa: E402
 from flatout.multiplex.models.decoder import Decoder  # noqa: E402
+
+Keep = Callable[[], None]
 
 
 def timed(arm: Any, decoder: Decoder) -> tuple[float, int]:
@@ -59,10 +63,11 @@ def race(decoder: Decoder, arms: dict[Any, Any], *, rounds: int) -> dict[Any, di
     }
 
 
-def measure(decoder: Decoder, load: Load, options: argparse.Namespace) -> list[dict[str, Any]]:
+def measure(
+    decoder: Decoder, load: Load, options: argparse.Namespace, *, entry: dict[str, Any], keep: Keep
+) -> None:
     """Every rank and number of prompts per member; `together` arms are raced at once, and plain with them."""
     cuda = decoder.device.type == "cuda"
-    rows: list[dict[str, Any]] = []
     wishes = [
         (rank, per_member)
         for rank in options.ranks
@@ -96,13 +101,27 @@ def measure(decoder: Decoder, load: Load, options: argparse.Namespace) -> list[d
                 "peak_bytes": torch.cuda.max_memory_allocated() if cuda and len(ours) == 1 else None,
                 **{name: limit / plain_s for name, limit in limits.items()},
             }
-            rows.append(row)
+            if options.kernels:
+                row["kernels_ms"] = kernels_ms(arm, decoder)
+            entry["arms"].append(row)
             show(load, row)
+            keep()
+        if options.kernels and "plain_kernels_ms" not in entry:
+            entry["plain_kernels_ms"] = kernels_ms(plain, decoder)
+            keep()
         del ours, arm
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()
-    return rows
+
+
+def kernels_ms(arm: Any, decoder: Decoder) -> dict[str, float]:
+    """The costliest kernels of an epoch (operators, on a CPU), in milliseconds by name."""
+    recorder = KernelRecorder(decoder.device.type)
+    recorder.start()
+    arm.epoch()
+    found = recorder.stop(1, step_s=0.0, has_optimizer=False)
+    return {kernel.name[:80]: 1e3 * kernel.total_s for kernel in found.top}
 
 
 def peers(decoder: Decoder, name: str, load: Load) -> dict[str, Any]:
@@ -128,18 +147,19 @@ def peers(decoder: Decoder, name: str, load: Load) -> dict[str, Any]:
     return found
 
 
-def swaps(decoder: Decoder, load: Load, options: argparse.Namespace) -> list[dict[str, Any]]:
+def swaps(
+    decoder: Decoder, load: Load, options: argparse.Namespace, *, entry: dict[str, Any], keep: Keep
+) -> None:
     """Tokens per second when each member's weights are written, used for its rows and restored."""
-    found = []
     for per_member in options.swap_prompts:
         arm = Swap(decoder, load, per_member=per_member, rank=1, timed=options.swap_members)
         timed(arm, decoder)
         taken, tokens = timed(arm, decoder)
-        found.append({"prompts_per_member": per_member, "tokens_per_s": tokens / taken})
+        entry["swap"].append({"prompts_per_member": per_member, "tokens_per_s": tokens / taken})
+        keep()
         print(f"    swap, {per_member} prompts per member: {tokens / taken:,.0f} tokens/s", flush=True)
         del arm
         gc.collect()
-    return found
 
 
 def show(load: Load, row: dict[str, Any]) -> None:
@@ -181,6 +201,7 @@ def parse() -> argparse.Namespace:
         "--together", type=int, default=1, help="arms that are raced at once (each has a cache)"
     )
     parser.add_argument("--no-peers", dest="peers", action="store_false")
+    parser.add_argument("--kernels", action="store_true", help="also the kernels of an epoch of each arm")
     parser.add_argument("--threads", type=int, default=None)
     parser.add_argument("--save", type=Path, default=None, metavar="DIR")
     return parser.parse_args()
@@ -204,28 +225,35 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "models": [],
     }
+    slug = "".join(c if c.isalnum() else "-" for c in str(result["hardware"]).lower())
+
+    def keep() -> None:
+        """Written after every arm: a run that is cut short leaves what it has."""
+        if options.save is not None:
+            options.save.mkdir(parents=True, exist_ok=True)
+            path = options.save / f"evolution-{'-'.join(options.models)}_{slug}_{result['date']}.json"
+            path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
     for name in options.models:
         dtype = torch.bfloat16 if cuda else torch.float32
         decoder = build(SHAPES[name], device="cuda" if cuda else "cpu", dtype=dtype)
         for rows in options.rows:
             load = Load(rows=rows, prompt=options.prompt, new=options.new, mode=options.mode)
             print(f"{name}, {rows} rows, {options.prompt} + {options.new} tokens", flush=True)
-            with torch.no_grad():
-                entry = {"model": name, "rows": rows, "arms": measure(decoder, load, options)}
-                if cuda and rows == options.rows[0] and options.peers:
-                    entry.update(peers(decoder, name, load))
-                entry["swap"] = swaps(decoder, load, options) if rows == options.rows[0] else []
+            entry: dict[str, Any] = {"model": name, "rows": rows, "arms": [], "swap": []}
             result["models"].append(entry)
+            with torch.no_grad():
+                measure(decoder, load, options, entry=entry, keep=keep)
+                if rows == options.rows[0]:
+                    if cuda and options.peers:
+                        entry.update(peers(decoder, name, load))
+                    swaps(decoder, load, options, entry=entry, keep=keep)
         del decoder
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()
     print(json.dumps(result))
-    if options.save is not None:
-        options.save.mkdir(parents=True, exist_ok=True)
-        slug = "".join(c if c.isalnum() else "-" for c in str(result["hardware"]).lower())
-        path = options.save / f"evolution-{'-'.join(options.models)}_{slug}_{result['date']}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    keep()
 
 
 if __name__ == "__main__":
