@@ -1,8 +1,11 @@
 """Does it learn?  Evolution against the untrained model and against a random search of the same budget.
 
     python benchmarks/evolution/learn.py --model FOLDER --seconds 60 --random --seed 1 --save DIR
+    python benchmarks/evolution/learn.py --model FOLDER --epochs 100 --save DIR     # on a GPU that others use
 
 The seed is that of the noise and of the training prompts; the held-out prompts are the same for every seed.
+With `--epochs` what is learned does not depend on how busy the GPU is.  The result is written again after
+every evaluation, so that a run that is cut short leaves its curve.
 
 Both searches draw the same number of populations from the same noise and score them on the same training
 prompts.  Evolution moves the weights after each; random search keeps the best members it has seen, scores
@@ -18,6 +21,7 @@ import heapq
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +34,12 @@ import flatout  # noqa: E402
 from flatout.engines.evolution import fitness  # noqa: E402
 from flatout.engines.evolution.eggroll import Eggroll  # noqa: E402
 from flatout.engines.evolution.rewards.pool import RewardPool  # noqa: E402
-from flatout.engines.evolution.tasks import find_task  # noqa: E402
+from flatout.engines.evolution.tasks.find_task import find_task  # noqa: E402
 from flatout.engines.evolution.training import models  # noqa: E402
 from flatout.engines.evolution.training.answers import score_texts  # noqa: E402
 from flatout.engines.evolution.training.models import Texts  # noqa: E402
 from flatout.engines.run.models import capability_of, choose_dtype  # noqa: E402
+from flatout.multiplex.decode.generator import end_tokens  # noqa: E402
 
 FINALISTS = 8
 
@@ -52,7 +57,7 @@ class Search:
         self.texts = Texts(
             models.open_tokenizer(options.model, prompts=self.held_out),
             stop=self.task.stop,
-            ends=models.end_tokens(self.model),
+            ends=end_tokens(self.model),
             chat=False,
         )
         self.es = Eggroll(
@@ -94,11 +99,13 @@ class Search:
         return float(self.answers(self.held_out, members=range(2), plain=True).nanmean())
 
 
-def evolve(search: Search, *, seconds: float, every: int) -> int:
-    """Train until the time is over; the number of epochs."""
+def evolve(
+    search: Search, *, seconds: float, epochs: int | None, every: int, keep: Callable[[], None]
+) -> int:
+    """Train until the epochs are done, or else until the time is over; the number of epochs."""
     start, es = time.perf_counter(), search.es
     search.curve.append({"epoch": 0, "seconds": 0.0, "held_out": search.held_out_score(), "train": None})
-    while time.perf_counter() - start < seconds:
+    while time.perf_counter() - start < seconds if epochs is None else es.epoch < epochs:
         rewards = search.answers(search.train_prompts(es.epoch, search.options.prompts))
         es.tell(rewards, cosine=False)
         if es.epoch % every == 0:
@@ -109,6 +116,7 @@ def evolve(search: Search, *, seconds: float, every: int) -> int:
                 "train": float(rewards.nanmean()),
             }
             search.curve.append(point)
+            keep()
             print(
                 f"  epoch {es.epoch}: {point['seconds']:.0f} s, held out {point['held_out']:.3f}", flush=True
             )
@@ -152,25 +160,35 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--held-out", type=int, default=512)
     parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--epochs", type=int, default=None, help="train so many, however long they take")
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--random", action="store_true", help="also a random search of the same budget")
     parser.add_argument("--save", type=Path, default=None, metavar="DIR")
     options = parser.parse_args()
     search = Search(options)
-    epochs = evolve(search, seconds=options.seconds, every=options.every)
+    given = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
     result: dict[str, Any] = {
         "benchmark": "evolution-learns",
         "hardware": torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_name(),
         "torch": str(torch.__version__),
         "flatout": flatout.__version__,
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        **{name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()},
-        "epochs": epochs,
+        **given,
+        "model": options.model.name,
+        "save": None,
         "held_out_prompts": len(search.held_out),
         "curve": search.curve,
     }
-    result["model"], result["save"] = options.model.name, None
+
+    def keep() -> None:
+        result["epochs"] = result["curve"][-1]["epoch"]
+        if options.save is not None:
+            slug = str(result["hardware"]).lower().replace(" ", "-")
+            path = options.save / f"learn-{options.task}-seed{options.seed}_{slug}_{result['date']}.json"
+            path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+    epochs = evolve(search, seconds=options.seconds, epochs=options.epochs, every=options.every, keep=keep)
     print(
         f"{epochs} epochs: held out {search.curve[0]['held_out']:.3f} -> {search.curve[-1]['held_out']:.3f}"
     )
@@ -178,11 +196,8 @@ def main() -> None:
         search.pool.close()
         del search
         result["random_search"] = random_search(Search(options), epochs=epochs)
+        keep()
     print(json.dumps(result))
-    if options.save is not None:
-        slug = str(result["hardware"]).lower().replace(" ", "-")
-        path = options.save / f"learn-{options.task}-seed{options.seed}_{slug}_{result['date']}.json"
-        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
