@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from flatout.measure.evidence import Evidence, Place
 
 FixSafety = Literal["exact", "reordered", "lossy"]
+SAFETIES: tuple[FixSafety, ...] = get_args(FixSafety)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

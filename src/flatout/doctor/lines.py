@@ -14,7 +14,7 @@ from random import Random
 from statistics import mean
 
 from flatout.doctor.ceilings import KNOCKED_OUT, MOST, arm_at, holds, host_is_hidden, on_gpu, share_of
-from flatout.doctor.finding import Finding, FixSafety
+from flatout.doctor.finding import Finding
 from flatout.doctor.readings import phase_means, phase_shares
 from flatout.doctor.rule import Title
 from flatout.ground.units import show_seconds, show_share
@@ -167,7 +167,6 @@ def repeated_call(rule: Title, op: str, *, what: str, fix: str) -> Callable[[Evi
                     figures=calls_and_timing(evidence, line),
                     share=line_share(evidence, line) or None,
                     fix=fix,
-                    safety="exact",
                 )
         return findings
 
@@ -326,7 +325,6 @@ def found_between_phases(
     *,
     what: str,
     fix: str,
-    safety: FixSafety,
     least: float,
 ) -> list[Finding]:
     """Return findings on blocks that hold at least `least` of the step outside its phases.
@@ -355,7 +353,6 @@ def found_between_phases(
             figures=(f"on the stack in {samples} of {looks} samples between the phases",),
             share=share,
             fix=fix,
-            safety=safety,
         )
         is_sure = looks >= FEWEST_BETWEEN and at_least(samples, looks) * rest_share >= least
         findings += [finding for finding in proven if is_sure or finding.ceiling is not None]

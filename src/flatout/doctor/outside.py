@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flatout.doctor.ceilings import episode_share, without_episode
-from flatout.doctor.finding import Finding, FixSafety, by_argument
+from flatout.doctor.finding import Finding, by_argument
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Episode, EpisodeKind, Evidence
@@ -25,7 +25,6 @@ def outside_rule(
     *,
     what: str,
     fix: str,
-    safety: FixSafety,
     transformers: str | None = None,
     lightning: str | None = None,
 ) -> Callable[[Evidence], list[Finding]]:
@@ -44,7 +43,6 @@ def outside_rule(
                 share=share,
                 ceiling=without_episode(evidence, share) if episode.per_step_s is not None else None,
                 fix=by_argument(evidence, fix, transformers=transformers, lightning=lightning),
-                safety=safety,
             )
             for episode in evidence.episodes
             if episode.kind == kind

@@ -10,7 +10,8 @@ A rule module has a docstring whose first line is `FO301 tensor-created-in-loop`
   work.  Only an arm can tell whether that is faster, so a finding without a measured gain is dropped.
 
 The file's name is the kebab name with underscores.  Tables, `flatout rules` and the docs are generated from
-these.  The sections are markdown; a `diff` block in Fix shows lines before and after.
+these.  The sections are markdown; a `diff` block in Fix shows lines before and after, and Fix safety begins
+with Exact, Reordered or Lossy: the class of every finding that is not given another.
 
 To add a rule, add a file: to a room of `doctor/rules`, or to a package of your own that names it in its
 pyproject.toml (other letters before the digits keep its codes apart from Flatout's):
@@ -32,7 +33,7 @@ from types import ModuleType
 from typing import NamedTuple
 
 from flatout.doctor.ceilings import prove
-from flatout.doctor.finding import Ceiling, Finding, FixSafety
+from flatout.doctor.finding import SAFETIES, Ceiling, Finding, FixSafety
 from flatout.ground.errors import BadInput
 from flatout.ground.user_code import load_plugins
 from flatout.measure.evidence import Evidence, Place
@@ -93,10 +94,11 @@ def families(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
 
 
 class Title(NamedTuple):
-    """The first line of a rule's docstring and the arms that prove it; makes the rule's findings."""
+    """What a rule's docstring says of every finding, and the arms that prove it; makes the rule's findings."""
 
     code: str
     name: str
+    safety: FixSafety
     arms: tuple[str, ...] = ()
 
     def finding(
@@ -106,12 +108,15 @@ class Title(NamedTuple):
         *,
         figures: Iterable[str],
         fix: str,
-        safety: FixSafety,
+        safety: FixSafety | None = None,
         share: float | None = None,
         ceiling: Ceiling | None = None,
         no_ceiling: str | None = None,
     ) -> Finding:
-        """Make a finding: one cause at one place, with the figures it rests on."""
+        """Make a finding: one cause at one place, with the figures it rests on.
+
+        `safety` is given where this fix is safer or less safe than the rule's docstring says.
+        """
         return Finding(
             code=self.code,
             name=self.name,
@@ -121,7 +126,7 @@ class Title(NamedTuple):
             share=share,
             ceiling=ceiling,
             fix=fix,
-            safety=safety,
+            safety=safety or self.safety,
             no_ceiling=no_ceiling,
         )
 
@@ -133,7 +138,7 @@ class Title(NamedTuple):
         *,
         figures: Iterable[str],
         fix: str,
-        safety: FixSafety,
+        safety: FixSafety | None = None,
         share: float | None = None,
         arms: tuple[str, ...] | None = None,
         observed_share: float | None = None,
@@ -196,14 +201,14 @@ def rule_by_code(code_or_name: str) -> Rule:
 def read_rule(module: ModuleType) -> Rule:
     """Read a rule from its module; refuse a docstring that breaks the grammar."""
     file_name = module.__name__.rpartition(".")[2]
-    code, name, _ = title_of(module.__doc__)
+    title = title_of(module.__doc__)
     body = (module.__doc__ or "").strip().partition("\n")[2]
     parts = re.split(rf"^({'|'.join(SECTIONS)})$", body, flags=re.MULTILINE)
     sections = {
         head: textwrap.dedent(text).strip() for head, text in zip(parts[1::2], parts[2::2], strict=True)
     }
-    if name.replace("-", "_") != file_name:
-        raise _broken(file_name, f"names {name!r}: the file's name is the rule's with underscores")
+    if title.name.replace("-", "_") != file_name:
+        raise _broken(file_name, f"names {title.name!r}: the file's name is the rule's with underscores")
     if tuple(parts[1::2]) != SECTIONS:
         raise _broken(file_name, f"has the sections {', '.join(parts[1::2]) or 'none'}")
     if empty := [head for head, text in sections.items() if not text]:
@@ -212,8 +217,8 @@ def read_rule(module: ModuleType) -> Rule:
         raise BadInput(f"the rule {file_name} has no detect(evidence)", hint="add the function")
     given = {field: tuple(getattr(module, field.upper(), ())) for field in ("arms", "explains", "tune")}
     return Rule(
-        code=code,
-        name=name,
+        code=title.code,
+        name=title.name,
         sections=sections,
         detect=module.detect,
         needs_proof=getattr(module, "NEEDS_PROOF", False),
@@ -222,12 +227,18 @@ def read_rule(module: ModuleType) -> Rule:
 
 
 def title_of(docstring: str | None, *, arms: tuple[str, ...] = ()) -> Title:
-    """Read the code and the name from the first line of a rule's docstring, and add the rule's arms."""
-    title = (docstring or "").strip().partition("\n")[0].strip()
+    """Read code and name from a rule's first line and the class from Fix safety, and add the rule's arms.
+
+    Where the docstring names no class, the fix counts as lossy.
+    """
+    text = (docstring or "").strip()
+    title = text.partition("\n")[0].strip()
     code, _, name = title.partition(" ")
     if not re.fullmatch(r"[A-Z]{2,}\d{3}", code) or not name:
         raise _broken("", f"starts with {title!r}")
-    return Title(code, name, arms)
+    stated = re.search(r"^Fix safety\n(\w+)", text, re.MULTILINE)
+    safety: FixSafety = next((each for each in SAFETIES if stated and each == stated[1].lower()), "lossy")
+    return Title(code, name, safety, arms)
 
 
 def _broken(file_name: str, how: str) -> BadInput:

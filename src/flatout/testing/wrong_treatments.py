@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from flatout.doctor.finding import FixSafety
+from flatout.doctor.finding import SAFETIES, FixSafety
 from flatout.measure.patches import Patches
 from flatout.tuner import child
 from flatout.tuner.outermost import Inputs, on_first_call
 from flatout.tuner.treatment import Treatment, Value, all_treatments, reversible
 
 MODULE = "flatout.testing.wrong_treatments"
-SAFETIES: tuple[FixSafety, ...] = ("exact", "reordered", "lossy")
 NUM_SWITCHED = 4  # that do nothing, with names of their own
 
 Install = Callable[[Patches, Value], None]

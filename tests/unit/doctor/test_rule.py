@@ -61,7 +61,18 @@ def test_a_module_without_detect_is_refused():
 
 def test_the_title_holds_code_and_name():
     title = title_of("FO301 tensor-created-in-loop\n\nMore.", arms=("knock-out",))
-    assert title == ("FO301", "tensor-created-in-loop", ("knock-out",))
+    assert (title.code, title.name, title.arms) == ("FO301", "tensor-created-in-loop", ("knock-out",))
+
+
+@pytest.mark.parametrize(
+    ("stated", "safety"),
+    [("Exact: the same.", "exact"), ("Reordered if masked.", "reordered"), ("Depends.", "lossy")],
+)
+def test_a_finding_is_as_safe_as_the_docstring_says_unless_told(stated, safety):
+    title = title_of(f"FO301 tensor-created-in-loop\n\nFix safety\n{stated}\n")
+    figures = {"figures": (), "fix": "do it once"}
+    assert title.finding(None, "slow", **figures).safety == safety
+    assert title.finding(None, "slow", **figures, safety="lossy").safety == "lossy"
 
 
 def test_rules_are_found_by_code_in_any_case_and_by_name():

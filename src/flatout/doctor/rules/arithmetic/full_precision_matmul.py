@@ -56,5 +56,4 @@ def detect(evidence: Evidence) -> list[Finding]:
             'torch.set_float32_matmul_precision("high")',
             transformers="TrainingArguments(tf32=True)",
         ),
-        safety="lossy",
     )

@@ -55,6 +55,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             figures=(f"{show_seconds(call.host_s)} of a step of {counted} while calls were counted",),
             share=share,
             fix="call it under torch.no_grad()",
-            safety="exact",
         )
     return findings

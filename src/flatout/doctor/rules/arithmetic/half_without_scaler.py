@@ -53,6 +53,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             f"{longest.module} trains in float16 without a gradient scaler: small gradients become zero",
             figures=("autocast to float16 around this call, and no enabled GradScaler",),
             fix="scale the loss with torch.amp.GradScaler, or use bfloat16",
-            safety="lossy",
         )
     ]

@@ -60,5 +60,4 @@ def detect(evidence: Evidence) -> list[Finding]:
         ),
         share=share,
         fix="model.to(memory_format=torch.channels_last), and the images likewise",
-        safety="reordered",
     )

@@ -53,5 +53,4 @@ def detect(evidence: Evidence) -> list[Finding]:
         f"a layer of {found.value} is computed by slower kernels than one whose sizes are multiples of 64",
         figures=(f"{found.value}: these sizes are not multiples of 8, so rows start inside a piece",),
         fix="round the layer's sizes up to multiples of 64",
-        safety="lossy",
     )

@@ -77,7 +77,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             transformers=f"TrainingArguments({target}=True)",
             lightning=f'Trainer(precision="{"bf16" if target == "bf16" else "16"}-mixed")',
         ),
-        safety="lossy",
     )
 
 

@@ -53,6 +53,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             f"attention is written out {number} times per step, as two products and a softmax",
             figures=(f"{show_calls(line.calls_per_step)} times per step at this line",),
             fix="F.scaled_dot_product_attention(q, k, v, is_causal=...)",
-            safety="reordered",
         )
     return findings

@@ -55,6 +55,5 @@ def detect(evidence: Evidence) -> list[Finding]:
                 if setup.name == "AdamW"
                 else None,
             ),
-            safety="reordered",
         )
     return findings

@@ -65,7 +65,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             ),
             ceiling=ceiling_of(arm, evidence) if is_slower else None,
             fix="omit torch.compile, or compile only parts with many small operations",
-            safety="reordered",
             no_ceiling=None
             if is_slower
             else "compiling does not slow the step itself; it costs time beforehand",

@@ -63,6 +63,5 @@ def _finding(breaks: list[GraphBreak]) -> Finding:
         f"a compiled graph ends here: {most.reason}",
         figures=[f"{each.reason} ({each.times} compilations)" for each in breaks[:MOST_REASONS]],
         fix="move this line out of the compiled function, or write it with tensor operations",
-        safety="exact",
         no_ceiling="nothing can be changed inside a compiled function while it runs",
     )

@@ -97,7 +97,6 @@ def _finding(evidence: Evidence, compilation: Compilation, function: CompiledFun
         ceiling=None if share is None else _ceiling(evidence, compilation, share),
         fix="keep the value that changes out of the guards: a tensor instead of a Python number, "
         "dynamic=True for lengths, and one torch.compile outside the loop",
-        safety="reordered",
         no_ceiling="its compiled form did not run, so its time is unknown" if share is None else None,
     )
 

@@ -141,5 +141,4 @@ def _finding(
         share=share,
         observed_share=of_share,
         fix="allocate the batch once and copy each sample into its slice of it",
-        safety="exact",
     )

@@ -84,5 +84,4 @@ def _finding(
         share=share,
         observed_share=share if len(arms) > 1 else None,
         fix="join the arrays first: torch.from_numpy(np.stack(arrays))",
-        safety="exact",
     )

@@ -123,7 +123,6 @@ def _finding(
         share=share,
         observed_share=share,
         fix=_fix(loader, workers, cores=cores),
-        safety="exact",
     )
 
 

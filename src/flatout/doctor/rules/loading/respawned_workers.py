@@ -118,7 +118,6 @@ def _finding(loader: Loader, *, start_s: float, share: float, step_s: float) -> 
             job_speedup=1 / (1 - min(share, MOST)),
         ),
         fix=_fix(loader),
-        safety="exact",
     )
 
 

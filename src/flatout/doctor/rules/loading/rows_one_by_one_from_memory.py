@@ -76,7 +76,6 @@ def _finding(evidence: Evidence, loader: Loader, whole: Counterfactual, *, share
         share=share or None,
         observed_share=share,
         fix=f"give {loader.dataset} a __getitems__(indices) that takes all rows of a batch at once",
-        safety="exact",
     )
 
 

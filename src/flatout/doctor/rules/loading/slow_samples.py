@@ -173,5 +173,4 @@ def _finding(evidence: Evidence, loader: Loader, hot: HotFunction, *, share: flo
         observed_share=share,
         proved_at=_whole_function(evidence, hot.place),
         fix=_fix(hot.library),
-        safety="exact",
     )

@@ -55,5 +55,4 @@ def detect(evidence: Evidence) -> list[Finding]:
         figures=(f"with {fewer.value:g} the step takes {beside(fewer)}",),
         share=1 - 1 / fewer.speedup,
         fix=f"call torch.set_num_threads({fewer.value:g}), or set OMP_NUM_THREADS={fewer.value:g}",
-        safety="reordered",
     )

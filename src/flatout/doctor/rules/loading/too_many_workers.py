@@ -71,5 +71,4 @@ def _finding(evidence: Evidence, loader: Loader, fewer: Counterfactual) -> list[
         figures=figures,
         share=1 - 1 / fewer.speedup,
         fix=loader_arguments(loader, num_workers=number),
-        safety="exact",
     )

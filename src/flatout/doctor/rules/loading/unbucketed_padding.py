@@ -126,7 +126,6 @@ def _finding(
         ),
         share=min(share, 1.0),
         fix=_fix(loader),
-        safety="lossy",
     )
 
 

@@ -79,5 +79,4 @@ def _finding(evidence: Evidence, call: ModuleCall, *, share: float) -> list[Find
         ),
         share=share,
         fix="stack the samples and call the model once per step",
-        safety="reordered",
     )

@@ -68,6 +68,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             figures=(f"{number} calls per step, each with another number of rows",),
             share=share,
             fix="sort the rows by expert and multiply all groups in one call",
-            safety="reordered",
         )
     return findings

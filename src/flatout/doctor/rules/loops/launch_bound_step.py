@@ -123,7 +123,6 @@ def _finding(evidence: Evidence, kernels: Kernels, *, step_s: float, busy_s: flo
         share=gap_s / step_s,
         ceiling=Ceiling(step_s=left_s, speedup=step_s / left_s, kind="kernels"),
         fix=_fix(evidence, kernels),
-        safety="reordered",
     )
 
 

@@ -54,6 +54,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             ),
             share=share,
             fix=f"{setup.name}(..., {'fused' if setup.name in CAN_FUSE else 'foreach'}=True)",
-            safety="reordered",
         )
     return findings

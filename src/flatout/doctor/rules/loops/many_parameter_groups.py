@@ -60,6 +60,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             ),
             share=share,
             fix="merge parameters with the same options into one group",
-            safety="exact",
         )
     return findings

@@ -76,5 +76,4 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float, known: bool) -
         ),
         share=share,
         fix="run the whole sequence through nn.LSTM, nn.GRU or nn.RNN in one call",
-        safety="reordered",
     )

@@ -64,7 +64,6 @@ def detect(evidence: Evidence) -> list[Finding]:
                 ceiling=None,
                 fix="stack the models (torch.func.stack_module_state, vmap), or train them in one pass with "
                 "flatout adapt or flatout evolve",
-                safety="reordered",
                 no_ceiling="what the models compute has to stay, and only stacking them shows what is saved",
             )
         )

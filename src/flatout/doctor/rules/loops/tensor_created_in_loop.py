@@ -82,5 +82,4 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Findin
         figures=figures,
         share=share,
         fix="create one tensor before the loop, or one from the whole list, and use its rows",
-        safety="exact",
     )

@@ -55,6 +55,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             figures=calls_and_timing(evidence, line),
             share=share,
             fix="call the model with the other weights (torch.func.functional_call), without copying them",
-            safety="exact",
         )
     return findings

@@ -61,6 +61,5 @@ def detect(evidence: Evidence) -> list[Finding]:
                 f"at the peak: {show_bytes(reserved)} reserved, {show_bytes(memory.peak_bytes)} in tensors",
             ),
             fix="set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-            safety="exact",
         )
     ]

@@ -66,6 +66,5 @@ def detect(evidence: Evidence) -> list[Finding]:
                 for tensor in logits[:4]
             ),
             fix="compute the loss in pieces or by a fused kernel, for the positions that are scored",
-            safety="reordered",
         )
     ]

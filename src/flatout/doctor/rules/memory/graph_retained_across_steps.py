@@ -139,7 +139,6 @@ def _finding(evidence: Evidence, memory: Memory, retained: _Retained) -> Finding
         f"{what} keeps the autograd graphs of earlier steps alive, {how_much} more per step",
         figures=figures,
         fix="store loss.detach() (or .item(), read rarely) and detach a state that is carried over",
-        safety="exact",
     )
 
 

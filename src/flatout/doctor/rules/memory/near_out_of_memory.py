@@ -53,6 +53,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             f"the job's tensors fill {show_share(min(1.0, full))} of the GPU's memory at their peak",
             figures=(f"{show_bytes(memory.peak_bytes)} of {show_bytes(gpu.memory_bytes)} on {gpu.name}",),
             fix="use a smaller batch and accumulate gradients; flatout plan says which batch fits",
-            safety="reordered",
         )
     ]

@@ -63,5 +63,4 @@ def detect(evidence: Evidence) -> list[Finding]:
             "call these parts without torch.utils.checkpoint",
             transformers="TrainingArguments(gradient_checkpointing=False)",
         ),
-        safety="exact",
     )

@@ -40,7 +40,6 @@ detect = outside_rule(
     "checkpoint",
     what="saves while nothing trains",
     fix="save less often and without frozen weights, or copy the state and write it from another thread",
-    safety="exact",
     transformers="TrainingArguments(save_steps=) a larger number, or save_only_model=True",
     lightning="ModelCheckpoint(every_n_train_steps=) a larger number, or save_weights_only=True",
 )

@@ -38,7 +38,6 @@ _detect = outside_rule(
     "epoch-start",
     what="prepares an epoch before its first batch",
     fix="prepare the order of samples and open files once, or combine several epochs into one",
-    safety="lossy",
 )
 
 

@@ -44,7 +44,6 @@ detect = outside_rule(
     "evaluation",
     what="evaluates between training steps",
     fix="evaluate less often or on a part of the set, in larger batches and under torch.inference_mode()",
-    safety="lossy",
     transformers="TrainingArguments(eval_steps=) a larger number, and a larger per_device_eval_batch_size",
     lightning="Trainer(check_val_every_n_epoch=) a larger number, or limit_val_batches= a smaller one",
 )

@@ -40,5 +40,4 @@ detect = outside_rule(
     "rollout",
     what="generates data with the model between training steps",
     fix="run many games or samples through one call of the model, or make them in other processes",
-    safety="lossy",
 )

@@ -36,5 +36,4 @@ detect = outside_rule(
     "other",
     what="stops training again and again",
     fix="do this less often, or in another thread or process",
-    safety="lossy",
 )

@@ -62,7 +62,6 @@ def detect(evidence: Evidence) -> list[Finding]:
         figures=[*_by_rank(evidence, exposed), *_network(evidence)],
         share=share,
         fix="exchange gradients once for several batches, compress them, or give each GPU a larger batch",
-        safety="lossy",
     )
 
 

@@ -67,7 +67,6 @@ def _slow_nodes(nodes: dict[str, Rank]) -> list[Finding]:
             figures=[*shown, f"the other nodes: {show_bytes(usual)}/s (median)"],
             no_ceiling=NO_ARM,
             fix=f"see why the port of {slow[0]} negotiated a lower speed, or leave the node out",
-            safety="exact",
         )
     ]
 
@@ -91,6 +90,5 @@ def _slow_exchange(evidence: Evidence, nodes: dict[str, Rank]) -> list[Finding]:
             ),
             no_ceiling=NO_ARM,
             fix="check which network device the exchange uses: NCCL_DEBUG=INFO, NCCL_SOCKET_IFNAME",
-            safety="exact",
         )
     ]

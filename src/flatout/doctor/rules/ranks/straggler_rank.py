@@ -67,7 +67,6 @@ def detect(evidence: Evidence) -> list[Finding]:
         ceiling=None,
         no_ceiling="no arm removes one rank's extra work",
         fix=f"find out why {name} takes longer in {phase}: its data, its batches, or work only it does",
-        safety="lossy",
     )
     return [finding]
 

@@ -51,5 +51,4 @@ def detect(evidence: Evidence) -> list[Finding]:
             "turn anomaly detection off unless you are debugging",
             lightning="Trainer(detect_anomaly=False) unless you are debugging",
         ),
-        safety="exact",
     )

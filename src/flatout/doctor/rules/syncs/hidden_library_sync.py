@@ -67,7 +67,6 @@ def detect(evidence: Evidence) -> list[Finding]:
                 share=share,
                 ceiling=None,
                 fix=_fix(evidence, vias),
-                safety="exact",
                 no_ceiling="what a library reads may decide what it does next, so its reads are left alone",
             )
         )

@@ -55,7 +55,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             figures=(gaps_after_waits(evidence),),
             share=share,
             fix="keep the shape and mask the result, or sort once and split by counts that are read once",
-            safety="reordered",
         )
     return findings
 

@@ -60,6 +60,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             figures=(f"nonzero: {show_calls(calls)} calls per step from this line", timing(evidence, line)),
             share=share,
             fix="look up all samples at once: torch.searchsorted, or an index table built once",
-            safety="exact",
         )
     return findings

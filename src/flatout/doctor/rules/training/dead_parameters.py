@@ -52,5 +52,4 @@ def _finding(untrained: Untrained) -> Finding:
         f"{untrained.num} {parameters} of {untrained.module} never got a gradient",
         figures=(f"in {untrained.num_steps} steps: {', '.join(untrained.names)}{more}",),
         fix="use them in forward, or freeze them and leave them out of the optimizer",
-        safety="lossy",
     )

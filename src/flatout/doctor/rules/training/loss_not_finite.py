@@ -51,6 +51,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             f"the loss was not finite in the last {losses.num_not_finite} steps of warm-up",
             figures=(f"the loss was read in {losses.num} steps",),
             fix="find the operation that produces it with torch.autograd.detect_anomaly, in a short run",
-            safety="lossy",
         )
     ]

@@ -63,5 +63,4 @@ def _finding(schedule: RateSchedule, epoch: float) -> Finding:
         f"takes {epoch:.0f} steps",
         figures=(f"stepped {schedule.num_steps} times in {schedule.num_optimizer_steps} optimizer steps",),
         fix=f"count batches in {schedule.argument}, or step the schedule once per epoch",
-        safety="lossy",
     )

@@ -56,6 +56,5 @@ def detect(evidence: Evidence) -> list[Finding]:
                 ),
                 share=share,
                 fix="give this copy non_blocking=True",
-                safety="exact",
             )
     return findings

@@ -292,6 +292,5 @@ def _finding(block: HeavyBlock, *, share: float, step_s: float, num: int, proof:
         share=share,
         ceiling=proof.ceiling,
         fix="do this less often, in one batched operation, or off the training thread",
-        safety="lossy",
         no_ceiling=proof.reason,
     )

@@ -60,7 +60,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             figures=(gaps_after_waits(evidence),),
             share=share,
             fix="do this on the GPU, without .cpu() and .to(device)",
-            safety="lossy",
         )
     return findings
 

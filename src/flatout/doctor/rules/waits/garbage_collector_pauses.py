@@ -78,7 +78,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             fix="remove gc.collect() from the training loop"
             if asked
             else "freeze the collector after set-up, and collect every 100 steps (gc.freeze, gc.disable)",
-            safety="exact",
             no_ceiling=proof.reason,
         )
     ]

@@ -59,7 +59,6 @@ def detect(evidence: Evidence) -> list[Finding]:
         _logging_line,
         what="logging here in every step takes",
         fix="log only every few dozen steps",
-        safety="exact",
         least=LEAST_SHARE,
     )
 

@@ -63,6 +63,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             share=share,
             observed_share=share,
             fix="make them 32-bit floats where they are created (astype(np.float32), .float())",
-            safety="reordered",
         )
     return findings

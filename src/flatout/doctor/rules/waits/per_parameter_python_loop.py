@@ -58,7 +58,6 @@ def detect(evidence: Evidence) -> list[Finding]:
         _loop,
         what="a loop over the parameters takes",
         fix="do it for all parameters at once (torch._foreach_*, torch.nn.utils.get_total_norm)",
-        safety="reordered",
         least=LEAST_SHARE,
     )
 

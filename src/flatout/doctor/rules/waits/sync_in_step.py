@@ -113,5 +113,4 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Findin
         ),
         share=share,
         fix="keep the value on the GPU (detach it) and read it only every many steps",
-        safety="exact",
     )

@@ -68,7 +68,6 @@ def _finding(evidence: Evidence, line: CodeLine, *, copies_s: float, share: floa
         ),
         share=share,
         fix=_fix(evidence),
-        safety="exact",
     )
 
 
