@@ -151,7 +151,7 @@ def training_call(evidence: Evidence) -> Place | None:
     return longest.place if longest is not None else None
 
 
-def repeated_call(rule: Title, op: str, *, what: str, fix: str) -> Callable[[Evidence], list[Finding]]:
+def repeated_call(rule: Title, op: str, *, what: str) -> Callable[[Evidence], list[Finding]]:
     """Make the `detect` of a rule on a needless torch.cuda call that the user's lines make in every step."""
 
     def detect(evidence: Evidence) -> list[Finding]:
@@ -166,7 +166,6 @@ def repeated_call(rule: Title, op: str, *, what: str, fix: str) -> Callable[[Evi
                     f"torch.cuda.{op}() is called {number} times per step: it {what}",
                     figures=calls_and_timing(evidence, line),
                     share=line_share(evidence, line) or None,
-                    fix=fix,
                 )
         return findings
 
@@ -324,7 +323,6 @@ def found_between_phases(
     block_of: Callable[[StackPath, Evidence], Place | None],
     *,
     what: str,
-    fix: str,
     least: float,
 ) -> list[Finding]:
     """Return findings on blocks that hold at least `least` of the step outside its phases.
@@ -352,7 +350,6 @@ def found_between_phases(
             f"{what} {show_share(share)} of the step",
             figures=(f"on the stack in {samples} of {looks} samples between the phases",),
             share=share,
-            fix=fix,
         )
         is_sure = looks >= FEWEST_BETWEEN and at_least(samples, looks) * rest_share >= least
         findings += [finding for finding in proven if is_sure or finding.ceiling is not None]

@@ -24,7 +24,6 @@ def outside_rule(
     kind: EpisodeKind,
     *,
     what: str,
-    fix: str,
     transformers: str | None = None,
     lightning: str | None = None,
 ) -> Callable[[Evidence], list[Finding]]:
@@ -42,7 +41,7 @@ def outside_rule(
                 figures=_figures(evidence, episode),
                 share=share,
                 ceiling=without_episode(evidence, share) if episode.per_step_s is not None else None,
-                fix=by_argument(evidence, fix, transformers=transformers, lightning=lightning),
+                fix=by_argument(evidence, rule.fix, transformers=transformers, lightning=lightning),
             )
             for episode in evidence.episodes
             if episode.kind == kind

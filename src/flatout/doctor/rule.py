@@ -10,8 +10,9 @@ A rule module has a docstring whose first line is `FO301 tensor-created-in-loop`
   work.  Only an arm can tell whether that is faster, so a finding without a measured gain is dropped.
 
 The file's name is the kebab name with underscores.  Tables, `flatout rules` and the docs are generated from
-these.  The sections are markdown; a `diff` block in Fix shows lines before and after, and Fix safety begins
-with Exact, Reordered or Lossy: the class of every finding that is not given another.
+these.  The sections are markdown; a `diff` block in Fix shows lines before and after.  Findings that are not
+given another fix say the first sentence of Fix, and their class is the word that Fix safety begins with:
+Exact, Reordered or Lossy.
 
 To add a rule, add a file: to a room of `doctor/rules`, or to a package of your own that names it in its
 pyproject.toml (other letters before the digits keep its codes apart from Flatout's):
@@ -70,7 +71,7 @@ class Rule:
     @property
     def summary(self) -> str:
         """The first sentence of What it does."""
-        return re.split(r"(?<=\.)\s", " ".join(self.sections["What it does"].split()), maxsplit=1)[0]
+        return _first_sentence(self.sections["What it does"])
 
     @property
     def example(self) -> tuple[str, ...]:
@@ -94,10 +95,11 @@ def families(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
 
 
 class Title(NamedTuple):
-    """What a rule's docstring says of every finding, and the arms that prove it; makes the rule's findings."""
+    """What the findings of a rule share, read from its docstring, and its arms; makes them."""
 
     code: str
     name: str
+    fix: str  # what to do, in one sentence
     safety: FixSafety
     arms: tuple[str, ...] = ()
 
@@ -107,7 +109,7 @@ class Title(NamedTuple):
         message: str,
         *,
         figures: Iterable[str],
-        fix: str,
+        fix: str | None = None,
         safety: FixSafety | None = None,
         share: float | None = None,
         ceiling: Ceiling | None = None,
@@ -115,7 +117,7 @@ class Title(NamedTuple):
     ) -> Finding:
         """Make a finding: one cause at one place, with the figures it rests on.
 
-        `safety` is given where this fix is safer or less safe than the rule's docstring says.
+        `fix` and `safety` are those of the rule's docstring unless given.
         """
         return Finding(
             code=self.code,
@@ -125,7 +127,7 @@ class Title(NamedTuple):
             evidence=tuple(figures),
             share=share,
             ceiling=ceiling,
-            fix=fix,
+            fix=fix or self.fix,
             safety=safety or self.safety,
             no_ceiling=no_ceiling,
         )
@@ -137,7 +139,7 @@ class Title(NamedTuple):
         message: str,
         *,
         figures: Iterable[str],
-        fix: str,
+        fix: str | None = None,
         safety: FixSafety | None = None,
         share: float | None = None,
         arms: tuple[str, ...] | None = None,
@@ -202,15 +204,12 @@ def read_rule(module: ModuleType) -> Rule:
     """Read a rule from its module; refuse a docstring that breaks the grammar."""
     file_name = module.__name__.rpartition(".")[2]
     title = title_of(module.__doc__)
-    body = (module.__doc__ or "").strip().partition("\n")[2]
-    parts = re.split(rf"^({'|'.join(SECTIONS)})$", body, flags=re.MULTILINE)
-    sections = {
-        head: textwrap.dedent(text).strip() for head, text in zip(parts[1::2], parts[2::2], strict=True)
-    }
+    found = _sections_of(module.__doc__)
+    heads, sections = tuple(head for head, _ in found), dict(found)
     if title.name.replace("-", "_") != file_name:
         raise _broken(file_name, f"names {title.name!r}: the file's name is the rule's with underscores")
-    if tuple(parts[1::2]) != SECTIONS:
-        raise _broken(file_name, f"has the sections {', '.join(parts[1::2]) or 'none'}")
+    if heads != SECTIONS:
+        raise _broken(file_name, f"has the sections {', '.join(heads) or 'none'}")
     if empty := [head for head, text in sections.items() if not text]:
         raise _broken(file_name, f"says nothing under {', '.join(empty)}")
     if not callable(getattr(module, "detect", None)):
@@ -227,18 +226,43 @@ def read_rule(module: ModuleType) -> Rule:
 
 
 def title_of(docstring: str | None, *, arms: tuple[str, ...] = ()) -> Title:
-    """Read code and name from a rule's first line and the class from Fix safety, and add the rule's arms.
-
-    Where the docstring names no class, the fix counts as lossy.
-    """
-    text = (docstring or "").strip()
-    title = text.partition("\n")[0].strip()
+    """Read a rule's docstring for its findings: code, name, fix and its safety; add the rule's arms."""
+    title = (docstring or "").strip().partition("\n")[0].strip()
     code, _, name = title.partition(" ")
     if not re.fullmatch(r"[A-Z]{2,}\d{3}", code) or not name:
         raise _broken("", f"starts with {title!r}")
-    stated = re.search(r"^Fix safety\n(\w+)", text, re.MULTILINE)
-    safety: FixSafety = next((each for each in SAFETIES if stated and each == stated[1].lower()), "lossy")
-    return Title(code, name, safety, arms)
+    sections = dict(_sections_of(docstring))
+    return Title(
+        code, name, _fix_of(sections.get("Fix", "")), _safety_of(sections.get("Fix safety", "")), arms
+    )
+
+
+def _sections_of(docstring: str | None) -> list[tuple[str, str]]:
+    """Split a rule's docstring at the names of sections, in their order there."""
+    body = (docstring or "").strip().partition("\n")[2]
+    parts = re.split(rf"^({'|'.join(SECTIONS)})$", body, flags=re.MULTILINE)
+    return [
+        (head, textwrap.dedent(text).strip()) for head, text in zip(parts[1::2], parts[2::2], strict=True)
+    ]
+
+
+def _fix_of(section: str) -> str:
+    """Return the first sentence of Fix as a finding says it, without markdown; empty if code comes first."""
+    if section.startswith("```"):
+        return ""
+    sentence = _first_sentence(section.partition("\n\n")[0]).rstrip(".:")
+    begins_with_code = re.match(r"`|\w+\.\w", sentence)
+    plain = sentence.replace("`", "")
+    return plain if begins_with_code else plain[:1].lower() + plain[1:]
+
+
+def _safety_of(section: str) -> FixSafety:
+    """Return the class that Fix safety begins with; a fix without one counts as lossy."""
+    return next((each for each in SAFETIES if section.lower().startswith(each)), "lossy")
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
 
 
 def _broken(file_name: str, how: str) -> BadInput:

@@ -70,9 +70,24 @@ def test_the_title_holds_code_and_name():
 )
 def test_a_finding_is_as_safe_as_the_docstring_says_unless_told(stated, safety):
     title = title_of(f"FO301 tensor-created-in-loop\n\nFix safety\n{stated}\n")
-    figures = {"figures": (), "fix": "do it once"}
-    assert title.finding(None, "slow", **figures).safety == safety
-    assert title.finding(None, "slow", **figures, safety="lossy").safety == "lossy"
+    assert title.finding(None, "slow", figures=()).safety == safety
+    assert title.finding(None, "slow", figures=(), safety="lossy").safety == "lossy"
+
+
+@pytest.mark.parametrize(
+    ("stated", "fix"),
+    [
+        ("Take all `rows` at once:\n\n```diff\n-x\n+y\n```", "take all rows at once"),
+        ("Read it\nrarely. Or never.", "read it rarely"),
+        ("Join them first: `np.stack(x)`.", "join them first: np.stack(x)"),
+        ("`F.pad(x, size)`:", "F.pad(x, size)"),
+        ("```diff\n-x\n+y\n```", ""),
+    ],
+)
+def test_a_finding_says_the_first_sentence_of_fix_unless_told(stated, fix):
+    title = title_of(f"FO301 tensor-created-in-loop\n\nFix\n{stated}\n\nFix safety\nExact.\n")
+    assert title.finding(None, "slow", figures=()).fix == fix
+    assert title.finding(None, "slow", figures=(), fix="stop").fix == "stop"
 
 
 def test_rules_are_found_by_code_in_any_case_and_by_name():

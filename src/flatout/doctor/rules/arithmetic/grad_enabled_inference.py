@@ -16,6 +16,8 @@ forward pass computes the same without a record. An evaluation between steps is 
 evaluation-dominates, and `flatout tune` tries `no_grad` there.
 
 Fix
+Call it under `torch.no_grad()`:
+
 ```diff
 -target = teacher(x)
 +with torch.no_grad():
@@ -54,6 +56,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             "forward pass alone",
             figures=(f"{show_seconds(call.host_s)} of a step of {counted} while calls were counted",),
             share=share,
-            fix="call it under torch.no_grad()",
         )
     return findings

@@ -13,6 +13,8 @@ A model call in the training step runs under autocast to float16, gradients are 
 enabled `GradScaler`. There is no share and no ceiling: the cost is not time.
 
 Fix
+Scale the loss with `torch.amp.GradScaler`, or use bfloat16:
+
 ```diff
 -loss.backward()
 -optimizer.step()
@@ -52,6 +54,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             longest.place,
             f"{longest.module} trains in float16 without a gradient scaler: small gradients become zero",
             figures=("autocast to float16 around this call, and no enabled GradScaler",),
-            fix="scale the loss with torch.amp.GradScaler, or use bfloat16",
         )
     ]

@@ -13,6 +13,8 @@ On a GPU, convolutions hold at least 10 % of the step and all of their weights s
 ceiling is measured: steps with weights in channels-last format, which the activations follow.
 
 Fix
+`model.to(memory_format=torch.channels_last)`, and the images likewise:
+
 ```diff
 -images = images.to(device)
 +model = model.to(memory_format=torch.channels_last)
@@ -59,5 +61,4 @@ def detect(evidence: Evidence) -> list[Finding]:
             *(f"{kernel.name}: {show_seconds(kernel.total_s)} per step" for kernel in turned[:2]),
         ),
         share=share,
-        fix="model.to(memory_format=torch.channels_last), and the images likewise",
     )

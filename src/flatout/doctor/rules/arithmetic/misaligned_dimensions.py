@@ -17,7 +17,7 @@ padded with zeros to the next multiple of 64. Without a measured gain there is n
 handle many sizes well.
 
 Fix
-Round sizes up to the next multiple of 64; targets stay as they are:
+Round the layer's sizes up to multiples of 64. Targets stay as they are:
 
 ```diff
 -vocabulary_size = len(tokenizer)
@@ -52,5 +52,4 @@ def detect(evidence: Evidence) -> list[Finding]:
         found.place,
         f"a layer of {found.value} is computed by slower kernels than one whose sizes are multiples of 64",
         figures=(f"{found.value}: these sizes are not multiples of 8, so rows start inside a piece",),
-        fix="round the layer's sizes up to multiples of 64",
     )

@@ -15,6 +15,8 @@ with values. The ceiling is measured: steps in which `scaled_dot_product_attenti
 its own kernel for causal masks.
 
 Fix
+`F.scaled_dot_product_attention(q, k, v, is_causal=...)`:
+
 ```diff
 -scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1)) + causal_mask
 -out = scores.softmax(-1) @ v
@@ -52,6 +54,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             line.place,
             f"attention is written out {number} times per step, as two products and a softmax",
             figures=(f"{show_calls(line.calls_per_step)} times per step at this line",),
-            fix="F.scaled_dot_product_attention(q, k, v, is_causal=...)",
         )
     return findings

@@ -14,8 +14,7 @@ faster, or if compiling took longer than an hour of compiled steps saves. If the
 repeated compilations, those rules report instead, and say what to change.
 
 Fix
-Leave out `torch.compile`, compile only the part that consists of many small operations, or cache compiled
-code between runs:
+Omit `torch.compile`, or compile only parts with many small operations. Or cache compiled code between runs:
 
 ```diff
 -model = torch.compile(model)
@@ -64,7 +63,6 @@ def detect(evidence: Evidence) -> list[Finding]:
                 f"{show_seconds(compile_s)} of compilation",
             ),
             ceiling=ceiling_of(arm, evidence) if is_slower else None,
-            fix="omit torch.compile, or compile only parts with many small operations",
             no_ceiling=None
             if is_slower
             else "compiling does not slow the step itself; it costs time beforehand",

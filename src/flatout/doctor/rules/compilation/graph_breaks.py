@@ -16,7 +16,7 @@ backward pass hold less than 10 % of the step: a step that waits for its loader 
 graph. There is no ceiling: nothing can be changed inside a compiled function while it runs.
 
 Fix
-Move what Python must do out of the compiled function, or express it with tensors:
+Move this line out of the compiled function, or write it with tensor operations:
 
 ```diff
 -if x.abs().max() > limit:
@@ -62,6 +62,5 @@ def _finding(breaks: list[GraphBreak]) -> Finding:
         most.place,
         f"a compiled graph ends here: {most.reason}",
         figures=[f"{each.reason} ({each.times} compilations)" for each in breaks[:MOST_REASONS]],
-        fix="move this line out of the compiled function, or write it with tensor operations",
         no_ceiling="nothing can be changed inside a compiled function while it runs",
     )

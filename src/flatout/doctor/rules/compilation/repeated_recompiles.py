@@ -18,7 +18,8 @@ guards of many versions takes time too. A function that dynamo gave up on has no
 form did not run.
 
 Fix
-Keep changing values out of the guards:
+Keep the value that changes out of the guards: a tensor instead of a Python number, `dynamic=True` for
+lengths, and one `torch.compile` outside the loop.
 
 ```diff
 -self.step += 1                                         # a Python number
@@ -95,8 +96,6 @@ def _finding(evidence: Evidence, compilation: Compilation, function: CompiledFun
         figures=figures,
         share=share,
         ceiling=None if share is None else _ceiling(evidence, compilation, share),
-        fix="keep the value that changes out of the guards: a tensor instead of a Python number, "
-        "dynamic=True for lengths, and one torch.compile outside the loop",
         no_ceiling="its compiled form did not run, so its time is unknown" if share is None else None,
     )
 

@@ -18,7 +18,7 @@ is measured: steps without the joining lines or, if those cannot run, steps on c
 all loading and so give an upper bound. It never exceeds the share observed for collating.
 
 Fix
-Allocate the batch once and copy each sample into its place:
+Allocate the batch once and copy each sample into its slice of it:
 
 ```diff
 -batch = np.zeros((0, longest, width))
@@ -140,5 +140,4 @@ def _finding(
         ),
         share=share,
         observed_share=of_share,
-        fix="allocate the batch once and copy each sample into its slice of it",
     )

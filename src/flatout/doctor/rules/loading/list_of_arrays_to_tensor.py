@@ -16,7 +16,7 @@ ceiling is measured: steps without the line, or else on cached batches; it never
 line holds.
 
 Fix
-Join the arrays first:
+Join the arrays first: `torch.from_numpy(np.stack(arrays))`.
 
 ```diff
 -batch = torch.tensor(arrays)
@@ -83,5 +83,4 @@ def _finding(
         figures=(f"calls with a list of arrays: {calls}",),
         share=share,
         observed_share=share if len(arms) > 1 else None,
-        fix="join the arrays first: torch.from_numpy(np.stack(arrays))",
     )

@@ -16,7 +16,7 @@ left alone, because their leading dimension is time. The ceiling is measured: st
 through the model in one call or, if they cannot, steps without the loop.
 
 Fix
-Stack the samples and call the model once:
+Stack the samples and call the model once per step:
 
 ```diff
 -outputs = torch.stack([model(sample[None])[0] for sample in samples])
@@ -78,5 +78,4 @@ def _finding(evidence: Evidence, call: ModuleCall, *, share: float) -> list[Find
             f"{show_seconds(call.host_s)} of a step of {counted} while calls were counted",
         ),
         share=share,
-        fix="stack the samples and call the model once per step",
     )

@@ -15,7 +15,7 @@ A line inside a loop calls at least 4 modules of one kind with different numbers
 for its arithmetic and bytes.
 
 Fix
-Sort the rows by expert, and multiply group by group in one call:
+Sort the rows by expert and multiply all groups in one call:
 
 ```diff
 -for i in range(num_experts):
@@ -67,6 +67,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             f"rows: {show_share(share)} of the step",
             figures=(f"{number} calls per step, each with another number of rows",),
             share=share,
-            fix="sort the rows by expert and multiply all groups in one call",
         )
     return findings

@@ -13,7 +13,7 @@ One of torch's optimizers has at least 8 more groups than different sets of opti
 of the step. The ceiling is measured: steps in which groups with equal options are updated as one.
 
 Fix
-Collect the parameters by their options:
+Merge parameters with the same options into one group:
 
 ```diff
 -groups = [{"params": [p], "lr": rate_of(name), "weight_decay": decay_of(p)} for name, p in named]
@@ -59,6 +59,5 @@ def detect(evidence: Evidence) -> list[Finding]:
                 optimizer_time(evidence, share),
             ),
             share=share,
-            fix="merge parameters with the same options into one group",
         )
     return findings

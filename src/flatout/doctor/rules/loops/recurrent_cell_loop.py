@@ -18,6 +18,8 @@ ceiling is measured: steps in which a sequence module of the same sizes replaces
 steps without the loop.
 
 Fix
+Run the whole sequence through `nn.LSTM`, `nn.GRU` or `nn.RNN` in one call:
+
 ```diff
 -self.cell = nn.LSTMCell(width, hidden)
 -for t in range(length):
@@ -75,5 +77,4 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float, known: bool) -
             timing(evidence, line) if known else around,
         ),
         share=share,
-        fix="run the whole sequence through nn.LSTM, nn.GRU or nn.RNN in one call",
     )

@@ -17,7 +17,7 @@ a collate function reads for each sample. The ceiling is measured: steps without
 line, forward and backward, plus what the device needs at its best for the block's arithmetic and bytes.
 
 Fix
-Take all rows in one call:
+Index or gather all rows at once; if a loop must stay, unbind the tensor before it:
 
 ```diff
 -rows = torch.stack([x[b, last[b]] for b in range(batch)])
@@ -71,6 +71,5 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Findin
         f"{calls} rows are indexed here per step, one by one{whose}: {show_share(share)} of the step",
         figures=figures,
         share=share,
-        fix="index or gather all rows at once; if a loop must stay, unbind the tensor before it",
         safety="reordered" if line.requires_grad else "exact",
     )

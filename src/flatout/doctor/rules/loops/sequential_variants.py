@@ -14,7 +14,8 @@ result, and they hold at least 20 % of the step. There is no arm: what a model c
 stay, and only stacking the models shows the gain.
 
 Fix
-Stack the members and map over them:
+Stack the models (`torch.func.stack_module_state`, `vmap`), or train them in one pass with `flatout adapt`
+or `flatout evolve`:
 
 ```diff
 -outputs = torch.stack([member(x) for member in members])
@@ -62,8 +63,6 @@ def detect(evidence: Evidence) -> list[Finding]:
                 ),
                 share=share,
                 ceiling=None,
-                fix="stack the models (torch.func.stack_module_state, vmap), or train them in one pass with "
-                "flatout adapt or flatout evolve",
                 no_ceiling="what the models compute has to stay, and only stacking them shows what is saved",
             )
         )

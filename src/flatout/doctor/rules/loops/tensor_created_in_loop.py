@@ -18,7 +18,7 @@ only while the GPU is idle. The ceiling is measured: steps without the block tha
 and backward, plus what the device needs at its best for its arithmetic and bytes.
 
 Fix
-Create the tensor once, outside the loop, or build everything from one array:
+Create one tensor before the loop, or one from the whole list, and use its rows:
 
 ```diff
 -embedded = [self.kind_embedding(torch.tensor(sample.kind, device=device)) for sample in samples]
@@ -75,11 +75,5 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Findin
     figures = calls_and_timing(evidence, line)
     if line.derived_s:
         figures.append(f"{show_seconds(line.derived_s)} more in computations on these tensors alone")
-    return RULE.proven(
-        evidence,
-        line.place,
-        f"{calls} tensors are created here per step, {show_share(share)} of the step",
-        figures=figures,
-        share=share,
-        fix="create one tensor before the loop, or one from the whole list, and use its rows",
-    )
+    message = f"{calls} tensors are created here per step, {show_share(share)} of the step"
+    return RULE.proven(evidence, line.place, message, figures=figures, share=share)

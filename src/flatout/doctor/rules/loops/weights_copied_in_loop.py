@@ -13,7 +13,7 @@ One line copies into at least 10 parameters per step, inside `load_state_dict` o
 least 3 % of the step. The ceiling is measured: steps without the block that contains the line.
 
 Fix
-Keep one model per variant, or call one model with other weights without copying them:
+Call the model with the other weights (`torch.func.functional_call`), without copying them:
 
 ```diff
 -model.load_state_dict(variant)
@@ -54,6 +54,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             f"{show_share(share)} of the step",
             figures=calls_and_timing(evidence, line),
             share=share,
-            fix="call the model with the other weights (torch.func.functional_call), without copying them",
         )
     return findings

@@ -14,6 +14,8 @@ tensor uses at least a quarter of it. There is no share and no ceiling: the step
 not typical.
 
 Fix
+Set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`:
+
 ```diff
 -python train.py
 +PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python train.py
@@ -60,6 +62,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             figures=(
                 f"at the peak: {show_bytes(reserved)} reserved, {show_bytes(memory.peak_bytes)} in tensors",
             ),
-            fix="set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         )
     ]

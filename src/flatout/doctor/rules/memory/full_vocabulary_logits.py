@@ -14,7 +14,7 @@ peak memory. The reported line makes the first of them. There is no share and no
 memory, and computing the loss in pieces is not faster.
 
 Fix
-Compute the loss in pieces and checkpoint each, or use a fused kernel that never writes the logits:
+Compute the loss in pieces or by a fused kernel, for the positions that are scored:
 
 ```diff
 -loss = loss_of(hidden, labels)                     # projects to the vocabulary, then cross entropy
@@ -65,6 +65,5 @@ def detect(evidence: Evidence) -> list[Finding]:
                 f"{tensor.op}: {' x '.join(map(str, tensor.shape))}, {show_bytes(tensor.num_bytes)}"
                 for tensor in logits[:4]
             ),
-            fix="compute the loss in pieces or by a fused kernel, for the positions that are scored",
         )
     ]

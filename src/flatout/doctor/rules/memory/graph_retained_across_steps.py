@@ -16,7 +16,7 @@ into whatever holds them, if that is known. There is no share and no ceiling: th
 the finding says in how many steps the memory is full.
 
 Fix
-Keep the number, not the graph:
+Store `loss.detach()` (or `.item()`, read rarely) and detach a state that is carried over:
 
 ```diff
 -losses.append(loss)
@@ -134,12 +134,8 @@ def _finding(evidence: Evidence, memory: Memory, retained: _Retained) -> Finding
         how_much = f"{retained.nodes_per_step:.0f} nodes"
     else:
         how_much = show_bytes(retained.bytes_per_step)
-    return RULE.finding(
-        retained.place,
-        f"{what} keeps the autograd graphs of earlier steps alive, {how_much} more per step",
-        figures=figures,
-        fix="store loss.detach() (or .item(), read rarely) and detach a state that is carried over",
-    )
+    message = f"{what} keeps the autograd graphs of earlier steps alive, {how_much} more per step"
+    return RULE.finding(retained.place, message, figures=figures)
 
 
 def _steps_until_full(evidence: Evidence, memory: Memory) -> str | None:

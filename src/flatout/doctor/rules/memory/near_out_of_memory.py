@@ -12,7 +12,8 @@ On a GPU, the peak of allocated memory is at least 94 % of the device's memory. 
 ceiling: what is at stake is the whole job.
 
 Fix
-Use a smaller batch and accumulate gradients, checkpoint activations, or shard the optimizer's state:
+Use a smaller batch and accumulate gradients; `flatout plan` says which batch fits. Or checkpoint
+activations, or shard the optimizer's state:
 
 ```diff
 -loader = DataLoader(dataset, batch_size=32)
@@ -52,6 +53,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             training_call(evidence),
             f"the job's tensors fill {show_share(min(1.0, full))} of the GPU's memory at their peak",
             figures=(f"{show_bytes(memory.peak_bytes)} of {show_bytes(gpu.memory_bytes)} on {gpu.name}",),
-            fix="use a smaller batch and accumulate gradients; flatout plan says which batch fits",
         )
     ]

@@ -15,6 +15,8 @@ ceiling is measured: steps that keep their activations. If that bound does not f
 checkpoints, and there is no finding.
 
 Fix
+Call these parts without `torch.utils.checkpoint`:
+
 ```diff
 -x = checkpoint(block, x, use_reentrant=False)
 +x = block(x)
@@ -60,7 +62,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         ),
         fix=by_argument(
             evidence,
-            "call these parts without torch.utils.checkpoint",
+            RULE.fix,
             transformers="TrainingArguments(gradient_checkpointing=False)",
         ),
     )

@@ -15,7 +15,7 @@ over the steps in which it was seen, or over an epoch if it recurs every epoch. 
 of the job if that time cost nothing.
 
 Fix
-Save less often, or copy the state first and write it from another thread:
+Save less often and without frozen weights, or copy the state and write it from another thread:
 
 ```diff
 -torch.save(model.state_dict(), path)
@@ -39,7 +39,6 @@ detect = outside_rule(
     __doc__,
     "checkpoint",
     what="saves while nothing trains",
-    fix="save less often and without frozen weights, or copy the state and write it from another thread",
     transformers="TrainingArguments(save_steps=) a larger number, or save_only_model=True",
     lightning="ModelCheckpoint(every_n_train_steps=) a larger number, or save_weights_only=True",
 )

@@ -14,7 +14,7 @@ the loader. The share is of the job's time after set-up, spread over an epoch. T
 of the job if that time cost nothing.
 
 Fix
-Prepare what an epoch needs once, or combine several epochs into one:
+Prepare the order of samples and open files once, or combine several epochs into one:
 
 ```diff
 -random.shuffle(samples)
@@ -33,12 +33,7 @@ from flatout.doctor.outside import ARMS as ARMS
 from flatout.doctor.outside import outside_rule
 from flatout.measure.evidence import Evidence
 
-_detect = outside_rule(
-    __doc__,
-    "epoch-start",
-    what="prepares an epoch before its first batch",
-    fix="prepare the order of samples and open files once, or combine several epochs into one",
-)
+_detect = outside_rule(__doc__, "epoch-start", what="prepares an epoch before its first batch")
 
 
 def detect(evidence: Evidence) -> list[Finding]:

@@ -15,7 +15,7 @@ of the job's time after set-up, spread over the steps in which it was seen, or o
 every epoch. The ceiling is the speed-up of the job if that time cost nothing.
 
 Fix
-Evaluate less often or on a fixed part of the set, and make the evaluation fast:
+Evaluate less often or on a part of the set, in larger batches and under `torch.inference_mode()`:
 
 ```diff
 -@torch.no_grad()
@@ -43,7 +43,6 @@ detect = outside_rule(
     __doc__,
     "evaluation",
     what="evaluates between training steps",
-    fix="evaluate less often or on a part of the set, in larger batches and under torch.inference_mode()",
     transformers="TrainingArguments(eval_steps=) a larger number, and a larger per_device_eval_batch_size",
     lightning="Trainer(check_val_every_n_epoch=) a larger number, or limit_val_batches= a smaller one",
 )

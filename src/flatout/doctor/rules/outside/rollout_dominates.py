@@ -14,8 +14,7 @@ called there, and no loader is trained on. The share is of the job's time after 
 steps in which it was seen. The ceiling is the speed-up of the job if that time cost nothing.
 
 Fix
-Play many games at once, so that one model call serves all of them, or play in other processes while this
-one trains:
+Run many games or samples through one call of the model, or make them in other processes:
 
 ```diff
 -for game in games:
@@ -35,9 +34,4 @@ from __future__ import annotations
 from flatout.doctor.outside import ARMS as ARMS
 from flatout.doctor.outside import outside_rule
 
-detect = outside_rule(
-    __doc__,
-    "rollout",
-    what="generates data with the model between training steps",
-    fix="run many games or samples through one call of the model, or make them in other processes",
-)
+detect = outside_rule(__doc__, "rollout", what="generates data with the model between training steps")

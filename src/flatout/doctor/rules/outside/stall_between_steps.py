@@ -14,7 +14,7 @@ calls a model nor saves one. The share is of the job's time after set-up, spread
 was seen. The ceiling is the speed-up of the job if that time cost nothing.
 
 Fix
-Do it less often, or hand it to another thread:
+Do this less often, or in another thread or process:
 
 ```diff
 -draw_figure(losses)
@@ -31,9 +31,4 @@ from __future__ import annotations
 from flatout.doctor.outside import ARMS as ARMS
 from flatout.doctor.outside import outside_rule
 
-detect = outside_rule(
-    __doc__,
-    "other",
-    what="stops training again and again",
-    fix="do this less often, or in another thread or process",
-)
+detect = outside_rule(__doc__, "other", what="stops training again and again")

@@ -14,7 +14,7 @@ time in which a collective was running and nothing computed, of the rank that ha
 others also wait there for stragglers. The result is at least 5 % of the step.
 
 Fix
-Exchange less often, or fewer bytes, or earlier:
+Exchange gradients once for several batches, compress them, or give each GPU a larger batch:
 
 ```diff
 -loss.backward()
@@ -61,7 +61,6 @@ def detect(evidence: Evidence) -> list[Finding]:
         f"{show_share(share)} of the step is an exchange between ranks that no computation hides",
         figures=[*_by_rank(evidence, exposed), *_network(evidence)],
         share=share,
-        fix="exchange gradients once for several batches, compress them, or give each GPU a larger batch",
     )
 
 

@@ -13,7 +13,7 @@ Anomaly detection was on when a backward pass began. The reported line is the on
 including an argument of a framework's trainer. The ceiling is measured: steps with it off.
 
 Fix
-Turn it on only for the run that looks for a NaN:
+Turn anomaly detection off unless you are debugging:
 
 ```diff
 -torch.autograd.set_detect_anomaly(True)
@@ -48,7 +48,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         figures=("on in every backward pass that was counted",),
         fix=by_argument(
             evidence,
-            "turn anomaly detection off unless you are debugging",
+            RULE.fix,
             lightning="Trainer(detect_anomaly=False) unless you are debugging",
         ),
     )

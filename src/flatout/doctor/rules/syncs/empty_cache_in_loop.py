@@ -14,7 +14,8 @@ On a GPU, a line of your code calls it at least once per step. The ceiling is me
 call does nothing.
 
 Fix
-Remove the call. If memory runs short because freed blocks do not fit, let segments grow instead:
+Remove `torch.cuda.empty_cache()` from the loop. If memory runs short because freed blocks do not fit, let
+segments grow instead:
 
 ```diff
 -torch.cuda.empty_cache()
@@ -37,8 +38,5 @@ NEEDS_PROOF = True
 TUNE = ("no-debug-calls", "dropped-calls")
 
 detect = repeated_call(
-    RULE,
-    "empty_cache",
-    what="returns cached memory to the driver, and the next step asks for it again",
-    fix="remove torch.cuda.empty_cache() from the loop",
+    RULE, "empty_cache", what="returns cached memory to the driver, and the next step asks for it again"
 )

@@ -54,7 +54,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             f"({show_ops(line)}), and each waits for the GPU",
             figures=(gaps_after_waits(evidence),),
             share=share,
-            fix="keep the shape and mask the result, or sort once and split by counts that are read once",
         )
     return findings
 

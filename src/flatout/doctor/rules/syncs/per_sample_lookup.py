@@ -13,7 +13,7 @@ One line calls `nonzero` or `argwhere` and reads a number at least 8 times per s
 % of the step. The ceiling is measured: steps without the block that contains the line.
 
 Fix
-Look up all samples at once, in a table that is built once:
+Look up all samples at once: `torch.searchsorted`, or an index table built once.
 
 ```diff
 -index = torch.tensor([(timesteps == t).nonzero().item() for t in batch])
@@ -59,6 +59,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             f"{show_share(share)} of the step",
             figures=(f"nonzero: {show_calls(calls)} calls per step from this line", timing(evidence, line)),
             share=share,
-            fix="look up all samples at once: torch.searchsorted, or an index table built once",
         )
     return findings

@@ -12,7 +12,7 @@ On a GPU, a line of your code calls it at least once per step. The ceiling is me
 call does nothing.
 
 Fix
-Remove the call. To time a step, record events and read them later:
+Remove `torch.cuda.synchronize()` from the loop; time with events. Read them later:
 
 ```diff
 -torch.cuda.synchronize()
@@ -39,9 +39,4 @@ RULE = title_of(__doc__, arms=ARMS)
 NEEDS_PROOF = True
 TUNE = ("no-debug-calls", "dropped-calls")
 
-detect = repeated_call(
-    RULE,
-    "synchronize",
-    what="waits until the GPU has nothing left to do",
-    fix="remove torch.cuda.synchronize() from the loop; time with events",
-)
+detect = repeated_call(RULE, "synchronize", what="waits until the GPU has nothing left to do")

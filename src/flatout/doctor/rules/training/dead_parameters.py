@@ -15,7 +15,7 @@ in many steps, such as an expert that is rarely chosen, may have had no gradient
 finding says how many those were.
 
 Fix
-Use them in `forward`, or do not pass them to the optimizer:
+Use them in `forward`, or freeze them and leave them out of the optimizer:
 
 ```diff
 -optimizer = torch.optim.AdamW(model.parameters())
@@ -51,5 +51,4 @@ def _finding(untrained: Untrained) -> Finding:
         untrained.place,
         f"{untrained.num} {parameters} of {untrained.module} never got a gradient",
         figures=(f"in {untrained.num_steps} steps: {', '.join(untrained.names)}{more}",),
-        fix="use them in forward, or freeze them and leave them out of the optimizer",
     )

@@ -14,7 +14,7 @@ the last, and in at least half of all. A job that scales its loss for 16-bit flo
 itself while it searches for its scale, and is left alone.
 
 Fix
-Find the first operation that produces it, in a short run:
+Find the operation that produces it with `torch.autograd.detect_anomaly`, in a short run:
 
 ```diff
 -loss.backward()
@@ -50,6 +50,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             losses.place,
             f"the loss was not finite in the last {losses.num_not_finite} steps of warm-up",
             figures=(f"the loss was read in {losses.num} steps",),
-            fix="find the operation that produces it with torch.autograd.detect_anomaly, in a short run",
         )
     ]

@@ -14,6 +14,8 @@ profiler saw such copies take at least 3 % of the step. Copy time is divided amo
 bytes. The ceiling is measured: steps whose copies the host does not wait for.
 
 Fix
+Give this copy `non_blocking=True`:
+
 ```diff
 -batch = batch.to(device)
 +batch = batch.to(device, non_blocking=True)
@@ -55,6 +57,5 @@ def detect(evidence: Evidence) -> list[Finding]:
                     f"page-locked copies to the GPU take {show_seconds(copies_s)} per step in the profile",
                 ),
                 share=share,
-                fix="give this copy non_blocking=True",
             )
     return findings

@@ -19,7 +19,7 @@ only by steps without it: they are 1.3 times as fast, and the loop takes fifty t
 at its best. A loop over layers, each of which is called once, is the model itself and not reported.
 
 Fix
-Do the work less often, or in one batched operation instead of a loop:
+Do this less often, in one batched operation, or off the training thread:
 
 ```diff
 -for average, parameter in zip(averages, parameters):
@@ -291,6 +291,5 @@ def _finding(block: HeavyBlock, *, share: float, step_s: float, num: int, proof:
         figures=(f"on the stack in {block.samples} of {num} samples between the phases",),
         share=share,
         ceiling=proof.ceiling,
-        fix="do this less often, in one batched operation, or off the training thread",
         no_ceiling=proof.reason,
     )

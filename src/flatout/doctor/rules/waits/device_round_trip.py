@@ -17,7 +17,7 @@ the line, or steps whose reads return at once. A round trip over several lines i
 [FO202](#fo202), at the line that reads.
 
 Fix
-Stay on the GPU:
+Do this on the GPU, without `.cpu()` and `.to(device)`:
 
 ```diff
 -token = torch.multinomial(p.cpu(), 1).to(device)
@@ -59,7 +59,6 @@ def detect(evidence: Evidence) -> list[Finding]:
             f"GPU then idles for {show_share(share)} of the step",
             figures=(gaps_after_waits(evidence),),
             share=share,
-            fix="do this on the GPU, without .cpu() and .to(device)",
         )
     return findings
 

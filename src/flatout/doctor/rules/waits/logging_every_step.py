@@ -15,7 +15,7 @@ line that prints, or calls a package that logs, holds at least 5 % of the step. 
 steps without that line. Waiting for numbers from a GPU is reported as [FO202](#fo202).
 
 Fix
-Log every few dozen steps:
+Log only every few dozen steps:
 
 ```diff
 -for step, batch in enumerate(tqdm(loader)):
@@ -54,12 +54,7 @@ PRINTS = re.compile(r"(?<![\w.])print\(|\bsys\.(stdout|stderr)\.(write|flush)\("
 
 def detect(evidence: Evidence) -> list[Finding]:
     return found_between_phases(
-        RULE,
-        evidence,
-        _logging_line,
-        what="logging here in every step takes",
-        fix="log only every few dozen steps",
-        least=LEAST_SHARE,
+        RULE, evidence, _logging_line, what="logging here in every step takes", least=LEAST_SHARE
     )
 
 

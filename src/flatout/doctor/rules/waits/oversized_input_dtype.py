@@ -17,7 +17,7 @@ are already on the GPU; it never exceeds that share. Integers are left alone, be
 what range they need; so are 32-bit images that were once bytes.
 
 Fix
-Convert them where they are created:
+Make them 32-bit floats where they are created (`astype(np.float32)`, `.float()`):
 
 ```diff
 -features = torch.from_numpy(features)                       # float64, as NumPy makes it
@@ -62,6 +62,5 @@ def detect(evidence: Evidence) -> list[Finding]:
             figures=(f"narrower numbers save {show_share(share)} of the step",),
             share=share,
             observed_share=share,
-            fix="make them 32-bit floats where they are created (astype(np.float32), .float())",
         )
     return findings

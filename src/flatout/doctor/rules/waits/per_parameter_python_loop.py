@@ -16,6 +16,8 @@ loop whose first line goes over `parameters()`, `named_parameters()`, `buffers()
 the device needs at its best for the loop's arithmetic and bytes.
 
 Fix
+Do it for all parameters at once (`torch._foreach_*`, `torch.nn.utils.get_total_norm`):
+
 ```diff
 -for average, parameter in zip(averages, parameters):
 -    average.data = decay * average.data + (1 - decay) * parameter.data
@@ -53,12 +55,7 @@ MOST_HEADER_LINES = 4
 
 def detect(evidence: Evidence) -> list[Finding]:
     return found_between_phases(
-        RULE,
-        evidence,
-        _loop,
-        what="a loop over the parameters takes",
-        fix="do it for all parameters at once (torch._foreach_*, torch.nn.utils.get_total_norm)",
-        least=LEAST_SHARE,
+        RULE, evidence, _loop, what="a loop over the parameters takes", least=LEAST_SHARE
     )
 
 

@@ -17,7 +17,7 @@ scalers make themselves. The ceiling is measured: steps in which each such read 
 value it gave last time.
 
 Fix
-Keep the number on the GPU and read it rarely:
+Keep the value on the GPU (detach it) and read it only every many steps:
 
 ```diff
 -total += loss.item()
@@ -112,5 +112,4 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Findin
             gaps_after_waits(evidence),
         ),
         share=share,
-        fix="keep the value on the GPU (detach it) and read it only every many steps",
     )
