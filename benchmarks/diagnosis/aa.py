@@ -41,7 +41,7 @@ def measure(seed: int) -> Counterfactual:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     batch = torch.randn(256, 64, device=device)
     options = ObserverOptions(folder=os.getcwd(), seconds=SECONDS, proposers=(lambda context: [Same()],))
-    observer = Observer(options, on_finished=lambda: None)
+    observer = Observer(options)
     observer.install()
     try:
         while not observer.finished:

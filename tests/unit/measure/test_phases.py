@@ -22,7 +22,7 @@ HERE = Path(__file__)
 
 @pytest.fixture
 def observer() -> Iterator[Observer]:
-    observer = Observer(ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None)
+    observer = Observer(ObserverOptions(folder=str(HERE.parent)))
     observer.install()
     yield observer
     observer.remove()
@@ -242,7 +242,7 @@ def test_the_losses_are_those_of_an_unobserved_run() -> None:
         return seen
 
     plain = losses()
-    observer = Observer(ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None)
+    observer = Observer(ObserverOptions(folder=str(HERE.parent)))
     observer.install()
     try:
         assert losses() == plain
@@ -251,7 +251,7 @@ def test_the_losses_are_those_of_an_unobserved_run() -> None:
 
 
 def test_transfers_are_a_region_for_tensors_of_the_host() -> None:
-    observer = Observer(ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None)
+    observer = Observer(ObserverOptions(folder=str(HERE.parent)))
     patches = Patches()
     to = torch.Tensor.to
     install_transfers(observer, patches)
@@ -281,7 +281,7 @@ def test_everything_of_torch_is_as_it_was_after_the_observation() -> None:
 
     torch.optim.SGD([parameter()])
     before = patched()
-    observer = Observer(ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None)
+    observer = Observer(ObserverOptions(folder=str(HERE.parent)))
     patches = Patches()
     install_phases(observer, patches)
     keep_in_backward(None, patches)
@@ -387,7 +387,7 @@ def test_dynamo_does_not_see_the_instruments(
     plain = what_dynamo_did(make, num_steps=num_steps)
     assert plain["counters"]["stats"]["unique_graphs"] == num_graphs
     options = ObserverOptions(folder=str(HERE.parent), counterfactuals=False, seconds=600)
-    observer = Observer(options, on_finished=lambda: None)
+    observer = Observer(options)
     observer.install()
     try:
         assert what_dynamo_did(make, num_steps=num_steps) == plain

@@ -6,6 +6,7 @@ lineage     parents and children: orphans, death signals, exit codes between the
 session     run the script as `__main__` and end it when enough is known
 loop        the same for a loop given as a function, in this process
 observer    count the job's steps and assign them to instruments
+deadline    how long a diagnosis may take, and when a step is overdue
 steps       where a step ends, and `flatout.step()`
 schedule    which steps serve which instrument and which arm
 rows        the recorded steps

@@ -300,7 +300,7 @@ def _missing(observer: Observer, ending: Ending) -> list[str]:
     elif observer.rounds is None and not (observer.finished or observer.out_of_time) and observer.blocks:
         done, total = observer.block_number, len(observer.blocks)
         missing.append(f"the job ended after {done} of {total} planned blocks{advice}")
-    set_up_s = (observer.first_step_s or observer.began_s) - observer.began_s
+    set_up_s = observer.deadline.set_up_s
     if set_up_s > MOST_SET_UP * observer.options.seconds:
         missing.append(
             f"much of the time: imports and set-up took {show_seconds(set_up_s)} until the first step, "

@@ -13,7 +13,7 @@ from typing import Any
 from flatout.ground.errors import NothingMeasured
 from flatout.measure.evidence import Evidence, Place
 from flatout.measure.run.assemble import Assembly, Ending
-from flatout.measure.run.observer import Observer, ObserverOptions
+from flatout.measure.run.observer import JobListener, Observer, ObserverOptions
 from flatout.measure.run.steps import step as mark_step
 from flatout.measure.user_code import UserCode
 
@@ -34,7 +34,7 @@ def observe_loop(
     from torch.utils.data import DataLoader
 
     options = ObserverOptions(folder=os.getcwd(), seconds=seconds, any_thread=False)
-    observer = Observer(options, on_finished=lambda: None, on_progress=on_progress)
+    observer = Observer(options, _Told(on_progress))
     name = getattr(step, "__qualname__", type(step).__name__)
     assembly = Assembly(command=(name,), folder=options.folder)
     observer.install()
@@ -57,6 +57,16 @@ def observe_loop(
             "the loader gave fewer than two batches", hint="a diagnosis needs some 60 steps"
         )
     return assembly.evidence(observer, Ending("finished", 0))
+
+
+class _Told(JobListener):
+    """Passes progress on to the caller."""
+
+    def __init__(self, on_progress: Callable[[str], None]) -> None:
+        self._on_progress = on_progress
+
+    def progress(self, message: str) -> None:
+        self._on_progress(message)
 
 
 def _made_at(loader: Any, frame: FrameType | None, user_code: UserCode) -> Place | None:

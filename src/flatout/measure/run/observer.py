@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import statistics
 import sys
 import time
 import weakref
@@ -30,8 +29,9 @@ from flatout.measure.patches import Patches
 from flatout.measure.phases import install_phases, install_transfers, narrow_modules
 from flatout.measure.process.watch import ProcessWatch
 from flatout.measure.run import steps
+from flatout.measure.run.deadline import Deadline
 from flatout.measure.run.episodes import heaviest
-from flatout.measure.run.lineage import LEAST_SET_UP_S, OVERDUE_S, UNFINISHED
+from flatout.measure.run.lineage import UNFINISHED
 from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks import unsynchronised
 from flatout.measure.run.ranks.agreement import Agreement, group_store
@@ -56,9 +56,6 @@ from flatout.measure.run.watchdog import Watchdog
 from flatout.measure.statistics import compare
 from flatout.measure.user_code import UserCode, framework_around
 
-LEAST_STEPS_S = 5.0  # from the first step on, or the whole time if that is shorter
-OVERDUE = 20  # typical steps, for the one under way when the time is up: an instrument slows it tenfold
-LEAST_NEWS_S = 1.0  # between two announcements of the end
 MOST_SHOWN = 4  # lines of a step that was cut short, outermost first
 HANGS_S, HANGS = 8.0, 5  # a block of an arm: at least these seconds, and this multiple of a real block's time
 FEWEST_WARM_UP = 2  # steps, if the time is up before the job is warm
@@ -81,25 +78,39 @@ class ObserverOptions:
     proposers: tuple[Propose, ...] = PROPOSERS
 
 
+class JobListener:
+    """Hears from an observer how its job goes; a subclass acts on what it needs to know."""
+
+    def finished(self) -> None:
+        """The last planned step ended."""
+
+    def progress(self, message: str) -> None:
+        """A block of steps begins."""
+
+    def block_ended(self) -> None:
+        """The steps of a block are measured."""
+
+    def stuck(self, arm: Arm) -> None:
+        """The steps of an arm hang, although it runs them unchanged by now."""
+
+    def overdue(self) -> None:
+        """The time is up, and a step goes on."""
+
+    def due(self, seconds: float) -> None:
+        """The job will be overdue in `seconds`, unless something else is said."""
+
+
 class Observer:
-    """Installed once per process; `on_finished` is called at the end of the last planned step."""
+    """Watches the job of this process; there is one."""
 
     def __init__(
         self,
         options: ObserverOptions,
+        listener: JobListener | None = None,
         *,
-        on_finished: Callable[[], None],
-        on_progress: Callable[[str], None] = lambda message: None,
-        on_block_end: Callable[[], None] = lambda: None,
-        on_stuck: Callable[[Arm], None] = lambda arm: None,
-        on_overdue: Callable[[], None] = lambda: None,
-        on_due: Callable[[float], None] = lambda seconds: None,
         make_warm_up: Callable[[], WarmUp] = WarmUp,
     ) -> None:
-        self.options = options
-        self.on_finished, self.on_progress, self.on_block_end = on_finished, on_progress, on_block_end
-        self.on_stuck, self.on_overdue, self.on_due = on_stuck, on_overdue, on_due
-        self.make_warm_up = make_warm_up
+        self.options, self.listener, self.make_warm_up = options, listener or JobListener(), make_warm_up
         self.patches = Patches()
         self._narrowed = Patches()
         self.outermost_types: set[type] = set()
@@ -115,10 +126,7 @@ class Observer:
         self.batch_statements = BatchStatements(self.user_code, self.loaders)
         self.process = ProcessWatch(self.clock, self.user_code)
         self.watchdog = Watchdog()
-        self.began_s = time.monotonic() if options.began_s is None else options.began_s
-        self.deadline_s = self.began_s + options.seconds
-        self.first_step_s: float | None = None  # when the first step ended, on the monotonic clock
-        self._announced_s = 0.0  # when the job was last said to be overdue, on the same clock
+        self.deadline = Deadline(options.seconds, began_s=options.began_s)
         self.skipped = dict(options.skipped)
         self.optimizer: Any = None
         self.optimizers: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -226,7 +234,7 @@ class Observer:
         if self.removed or not self.adopt_thread():
             return
         if self.finished:  # the script swallowed the end, so repeat it
-            self.on_finished()
+            self.listener.finished()
             return
         if self.anchor.outranks(key):  # an evaluation ran first: what was measured was not a training step
             if not self.anchor.gives_way(key):
@@ -257,8 +265,9 @@ class Observer:
         else:
             self.framework = framework_around(sys._getframe())
         self._in_line_s()
-        if self.first_step_s is None:
-            self._note_first_step()
+        if self.deadline.first_step_s is None:
+            self.deadline.note_first_step()
+            self._announce()  # at once: the next step may never end
         self.begun = True
         self.loaders.keeping = self._is_kept_next()
         self._counts = (self.loaders.num_batches, self.num_forwards, self.num_backwards)
@@ -271,13 +280,6 @@ class Observer:
             self.marks.detailed = self.position < DETAILED_STEPS
             if self.position == 0 or self.block_number != block:
                 self.marks.restart()
-
-    def _note_first_step(self) -> None:
-        """Leave the steps some time, however long the imports took."""
-        self.first_step_s = time.monotonic()
-        least_s = min(LEAST_STEPS_S, self.options.seconds)
-        self.deadline_s = max(self.deadline_s, self.first_step_s + least_s)
-        self._announce()  # at once: the next step may never end
 
     def _is_kept_next(self) -> bool:
         """Return whether to keep the next batch: only a real block's last ones, because more cost time."""
@@ -358,7 +360,7 @@ class Observer:
                     self._propose_for_ranks()
                     with self.tools.guard("network"):
                         self.tools.network = measure_network(self.device, group_store())
-                self.on_block_end()
+                self.listener.block_ended()
                 self._begin_block(self.arm)
             return
         self.tools.step_end()
@@ -374,7 +376,7 @@ class Observer:
         self._end_block(self.arm)
         self.block_number += 1
         self.position = 0
-        self.on_block_end()
+        self.listener.block_ended()
         if not self.agreement.shared:
             self._drop_passes()
         if self.block_number == len(self.blocks) and not late:
@@ -383,7 +385,7 @@ class Observer:
             self._is_late(not self.agreement.shared)
             self._leave_out(block.arm for block in self._later)
             self.finished = True
-            self.on_finished()
+            self.listener.finished()
         else:
             self._begin_block(self.arm)
 
@@ -394,7 +396,7 @@ class Observer:
 
     @property
     def seconds_left(self) -> float:
-        return self.deadline_s - time.monotonic()
+        return self.deadline.seconds_left
 
     def _is_late(self, enough: bool) -> bool:
         """Return whether the time is up, once `enough` is measured to say something."""
@@ -411,13 +413,8 @@ class Observer:
         """
         if self.agreement.shared:
             return math.inf
-        if self.first_step_s is None:
-            return self.began_s + max(self.options.seconds, LEAST_SET_UP_S) + OVERDUE_S
-        if self.seconds_left > 0:
-            return self.deadline_s + OVERDUE_S
-        usual_s = statistics.median(row.host_s for row in self.rows) if self.rows else 0.0
-        began_s = time.monotonic() - (now() - self._step_began_s)
-        return max(self.deadline_s + OVERDUE_S, began_s + OVERDUE * usual_s)
+        steps_s = (row.host_s for row in self.rows)
+        return self.deadline.due_s(steps_s, step_began_s=self._step_began_s)
 
     @property
     def is_overdue(self) -> bool:
@@ -426,20 +423,20 @@ class Observer:
 
     def _look_at_time(self) -> None:
         if self.is_overdue:
-            self.on_overdue()
+            self.listener.overdue()
         elif not self.finished and not self.removed:
             self._announce()
 
     def _announce(self) -> None:
         due_s = self.due_s
-        if abs(due_s - self._announced_s) > LEAST_NEWS_S:
-            self._announced_s = due_s
-            self.on_due(due_s - time.monotonic())
+        if self.deadline.is_news(due_s):
+            self.listener.due(due_s - time.monotonic())
 
     def cut_short(self) -> None:
         """Finish inside the step under way, and note which line holds it."""
         self.finished = self.out_of_time = True
-        took_s = time.monotonic() - self.began_s if self.first_step_s is None else now() - self._step_began_s
+        set_up = self.deadline.first_step_s is None
+        took_s = time.monotonic() - self.deadline.began_s if set_up else now() - self._step_began_s
         looks = [each for each in self.lookout.looks if each.time_s > self._step_began_s and each.places]
         lines = heaviest(looks)[0][:MOST_SHOWN] if looks else ()
         held = f", most of it at {', in '.join(map(str, lines))}" if lines else ""
@@ -650,7 +647,7 @@ class Observer:
 
     def _begin_block(self, label: str) -> None:
         num_steps = self.blocks[self.block_number].num_steps
-        self.on_progress(f"{label}: {num_steps} steps, {max(0.0, self.seconds_left):.0f} s left")
+        self.listener.progress(f"{label}: {num_steps} steps, {max(0.0, self.seconds_left):.0f} s left")
         arm = self.arms.get(label)
         with self.tools.guard("training"):
             self.process.training.block_begins(of_arm=arm is not None)
@@ -671,7 +668,9 @@ class Observer:
             arm.refusal = "its steps did not end, so the rest ran unchanged"
             arm.release()
 
-        self.watchdog.watch(longest_s=self._longest_s(), on_late=late, on_stuck=lambda: self.on_stuck(arm))
+        self.watchdog.watch(
+            longest_s=self._longest_s(), on_late=late, on_stuck=lambda: self.listener.stuck(arm)
+        )
 
     def _longest_s(self) -> float:
         """Return the seconds after which a block of an arm counts as hanging."""

@@ -38,7 +38,7 @@ from flatout.measure.run.lineage import (
     NOT_WRITTEN,
     is_orphan,
 )
-from flatout.measure.run.observer import Observer, ObserverOptions
+from flatout.measure.run.observer import JobListener, Observer, ObserverOptions
 from flatout.measure.run.ranks.agreement import keep_attempts_apart
 
 UNWIND_S = 20.0  # for `finally` blocks, which may write a checkpoint
@@ -72,7 +72,7 @@ class JobOptions:
     scratch: str | None = None  # the folder for the script's writes; None: no redirection
 
 
-class Session:
+class Session(JobListener):
     """One run of the script under observation."""
 
     def __init__(self, options: JobOptions, *, at_start: Collection[str]) -> None:
@@ -90,12 +90,7 @@ class Session:
                 skipped=options.skipped,
                 plain_steps=max(options.failed_at.values(), default=-PAST_FAILURE) + PAST_FAILURE,
             ),
-            on_finished=self._finished,
-            on_progress=self._progress,
-            on_block_end=self._save_so_far,
-            on_stuck=self._stuck,
-            on_overdue=self._overdue,
-            on_due=self._tell_due,
+            self,
         )
         self.num_stops = 0
         self.interrupted = False
@@ -121,7 +116,7 @@ class Session:
             return ending.exit_code or 0
         for number in (signal.SIGINT, signal.SIGTERM, END):
             signal.signal(number, signal.SIG_IGN)  # the evidence is being written
-        self._tell_due(LEAVE_S)
+        self.due(LEAVE_S)
         failed = self._failed_arm(ending)
         if failed is None:
             self.observer.acquit(self._acquitted(ending))
@@ -180,10 +175,10 @@ class Session:
     def _give_up(self, arm: Arm, how: str) -> Ending:
         """Report the failed arm, and end with what was measured before."""
         arm.refusal = FAILED_BESIDE + how
-        self._progress(FAILED_ARM + json.dumps([arm.label, how, self.observer.num_steps]))
+        self.progress(FAILED_ARM + json.dumps([arm.label, how, self.observer.num_steps]))
         return Ending("measured", 0)
 
-    def _stuck(self, arm: Arm) -> None:
+    def stuck(self, arm: Arm) -> None:
         ending = self._give_up(arm, "its steps did not end")
         self._leave(self._save(ending) or ARM_FAILED)
 
@@ -210,12 +205,12 @@ class Session:
 
     # -- the end
 
-    def _finished(self) -> None:
+    def finished(self) -> None:
         if self.options.keep_running:
             self._save(Ending("measured"))
             self.observer.remove()
             self.saved = True
-            self._progress("measured; the script continues")
+            self.progress("measured; the script continues")
             return
         self.num_stops += 1
         self._end_soon()
@@ -224,7 +219,7 @@ class Session:
             self._end_by_force()
         raise EndOfMeasurement
 
-    def _overdue(self) -> None:
+    def overdue(self) -> None:
         """Ask the main thread to end inside a step; called by the thread that looks at it."""
         if self._timer is None and not self.options.keep_running:
             self._end_soon()
@@ -233,7 +228,7 @@ class Session:
     def _cut_short(self) -> None:
         self.observer.cut_short()
         if self.observer.clock.owner == threading.main_thread().ident:
-            self._finished()
+            self.finished()
         self.num_stops += 1
         self._end_by_force()
 
@@ -243,7 +238,7 @@ class Session:
             self._timer = threading.Timer(UNWIND_S, self._end_by_force)
             self._timer.daemon = True
             self._timer.start()
-            self._tell_due(UNWIND_S + LEAVE_S)
+            self.due(UNWIND_S + LEAVE_S)
 
     def _end_by_force(self) -> None:
         overdue = self.observer.is_overdue
@@ -288,11 +283,11 @@ class Session:
                 evidence = self.assembly.evidence(self.observer, ending, wait=wait)
                 save_evidence(evidence, Path(self.options.evidence_path))
             except OSError as error:
-                self._progress(f"error: {self.options.evidence_path}: {error.strerror}")
+                self.progress(f"error: {self.options.evidence_path}: {error.strerror}")
                 return NOT_WRITTEN
             return 0
 
-    def _save_so_far(self) -> None:
+    def block_ended(self) -> None:
         """Save after a block, so that a killed process leaves results; use at most a tenth of the time."""
         began_s = time.monotonic()
         if began_s < self._next_save_s:
@@ -306,12 +301,12 @@ class Session:
             ended_s = time.monotonic()
             self._next_save_s = ended_s + (ended_s - began_s) / MOST_SAVING
 
-    def _tell_due(self, seconds: float) -> None:
+    def due(self, seconds: float) -> None:
         """Let the launcher expect the end, or more such news, in `seconds`."""
         if not self.options.keep_running:
-            self._progress(f"{DUE}{seconds}")
+            self.progress(f"{DUE}{seconds}")
 
-    def _progress(self, message: str) -> None:
+    def progress(self, message: str) -> None:
         if self.options.progress_fd is None:
             return
         try:

@@ -18,7 +18,7 @@ from tests.support import doctor as builders
 
 @pytest.fixture
 def observer(tmp_path: Path) -> Iterator[Observer]:
-    observer = Observer(ObserverOptions(folder=str(tmp_path)), on_finished=lambda: None)
+    observer = Observer(ObserverOptions(folder=str(tmp_path)))
     observer.install()
     yield observer
     observer.remove()
@@ -66,7 +66,7 @@ def test_a_job_that_came_to_its_own_end_is_told_from_one_that_was_ended(ending: 
 
 @pytest.mark.parametrize(("set_up_s", "told"), [(40.0, True), (20.0, False)])
 def test_imports_that_took_most_of_the_time_are_told(observer: Observer, set_up_s: float, told: bool) -> None:
-    observer.first_step_s = observer.began_s + set_up_s
+    observer.deadline.first_step_s = observer.deadline.began_s + set_up_s
     missing = Assembly(command=("x",), folder=".").evidence(observer, Ending("measured", 0)).missing
     words = "much of the time: imports and set-up took 40.0 s until the first step, of --seconds 60"
     assert (words in missing) == told

@@ -23,10 +23,12 @@ import flatout
 from flatout.measure import PHASES, clock
 from flatout.measure.arms.arm import Arm, ArmContext
 from flatout.measure.evidence import INSTRUMENTS, Evidence, Site
+from flatout.measure.run import deadline
 from flatout.measure.run import observer as observer_module
 from flatout.measure.run.assemble import Assembly, Ending
+from flatout.measure.run.deadline import LEAST_STEPS_S
 from flatout.measure.run.lineage import LEAST_SET_UP_S, OVERDUE_S
-from flatout.measure.run.observer import LEAST_STEPS_S, Observer, ObserverOptions
+from flatout.measure.run.observer import JobListener, Observer, ObserverOptions
 from flatout.measure.run.schedule import ENDED_FIRST, StepBlock, WarmUp
 from tests.support.measure import line_of
 
@@ -80,17 +82,29 @@ def train(observer: Observer, finished: Callable[[], bool]) -> None:
                 break
 
 
-@pytest.fixture(scope="module")
-def progress() -> list[str]:
-    return []
+class Told(JobListener):
+    """Keeps what an observer says."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.due_in_s: list[float] = []
+
+    def progress(self, message: str) -> None:
+        self.messages.append(message)
+
+    def due(self, seconds: float) -> None:
+        self.due_in_s.append(seconds)
 
 
 @pytest.fixture(scope="module")
-def evidence(progress: list[str]) -> Evidence:
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture(scope="module")
+def evidence(told: Told) -> Evidence:
     """One diagnosis that the tests of its parts share."""
-    observer = Observer(
-        ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None, on_progress=progress.append
-    )
+    observer = Observer(ObserverOptions(folder=str(HERE.parent)), told)
     observer.install()
     try:
         train(observer, lambda: observer.finished)
@@ -105,7 +119,7 @@ def test_nothing_is_missing(evidence: Evidence) -> None:
     assert evidence.job.warmup_reason
 
 
-def test_every_arm_has_its_steps_and_each_block_one_arm(evidence: Evidence, progress: list[str]) -> None:
+def test_every_arm_has_its_steps_and_each_block_one_arm(evidence: Evidence, told: Told) -> None:
     arms = {step.arm for step in evidence.steps}
     assert arms >= {"warmup", "real", "cached", "half", *INSTRUMENTS}
     planned = [step for step in evidence.steps if step.arm != "warmup"]
@@ -113,7 +127,7 @@ def test_every_arm_has_its_steps_and_each_block_one_arm(evidence: Evidence, prog
     for step in planned:
         by_block.setdefault(step.block, set()).add(step.arm)
     assert all(len(arms) == 1 for arms in by_block.values())
-    assert len(progress) == len(by_block)
+    assert len(told.messages) == len(by_block)
     assert [step.index for step in evidence.steps] == sorted(step.index for step in evidence.steps)
 
 
@@ -206,26 +220,26 @@ def test_the_source_around_each_place_travels_with_it(evidence: Evidence) -> Non
 def test_however_long_the_imports_took_the_steps_get_some_time() -> None:
     began_s = time.monotonic() - 1000.0
     options = ObserverOptions(folder=str(HERE.parent), seconds=60.0, began_s=began_s)
-    late = Observer(options, on_finished=lambda: None)
+    late = Observer(options)
     late.install()
     assert late.due_s == began_s + LEAST_SET_UP_S + OVERDUE_S
     optimizer = sgd()
     try:
         steps(optimizer, 1)
-        first_s = late.first_step_s
+        first_s = late.deadline.first_step_s
         assert first_s is not None
-        assert late.deadline_s == first_s + LEAST_STEPS_S
+        assert late.deadline.ends_s == first_s + LEAST_STEPS_S
         steps(optimizer, 3)
     finally:
         late.remove()
-    assert late.first_step_s == first_s
-    assert late.due_s >= late.deadline_s + OVERDUE_S
+    assert late.deadline.first_step_s == first_s
+    assert late.due_s >= late.deadline.ends_s + OVERDUE_S
 
 
 def test_when_the_job_will_be_overdue_is_announced_where_it_changes() -> None:
-    told: list[float] = []
+    told = Told()
     options = ObserverOptions(folder=str(HERE.parent), seconds=60.0)
-    observer = Observer(options, on_finished=lambda: None, on_due=told.append)
+    observer = Observer(options, told)
     observer.install()
     try:
         observer._look_at_time()
@@ -234,7 +248,7 @@ def test_when_the_job_will_be_overdue_is_announced_where_it_changes() -> None:
         observer._look_at_time()
     finally:
         observer.remove()
-    set_up_s, after_it_s = told
+    set_up_s, after_it_s = told.due_in_s
     assert LEAST_SET_UP_S < set_up_s <= LEAST_SET_UP_S + OVERDUE_S
     assert after_it_s <= 60.0 + OVERDUE_S
 
@@ -260,7 +274,7 @@ def test_an_arm_is_acquitted_with_those_that_are_compared_with_it(observer: Obse
 
 @pytest.fixture
 def observer() -> Iterator[Observer]:
-    made = Observer(ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None)
+    made = Observer(ObserverOptions(folder=str(HERE.parent)))
     made.install()
     yield made
     made.remove()
@@ -362,9 +376,9 @@ def test_one_step_of_an_optimizer_that_holds_all_of_training_is_stepped_by_its_c
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Observer]:
     """The time is up, and a step that takes a millisecond is overdue."""
-    monkeypatch.setattr(observer_module, "OVERDUE_S", 1e-3)
-    monkeypatch.setattr(observer_module, "OVERDUE", 0)
-    observer = Observer(ObserverOptions(folder=str(HERE.parent), seconds=0.0), on_finished=lambda: None)
+    monkeypatch.setattr(deadline, "OVERDUE_S", 1e-3)
+    monkeypatch.setattr(deadline, "OVERDUE", 0)
+    observer = Observer(ObserverOptions(folder=str(HERE.parent), seconds=0.0))
     observer.install()
     yield observer
     observer.remove()
@@ -399,15 +413,13 @@ def test_nothing_is_overdue_before_a_step_ended_or_while_time_is_left(late: Obse
     evaluating.wait(2e-3)
     assert not late.is_overdue
     steps(sgd(), 1)
-    late.deadline_s += 100
+    late.deadline.ends_s += 100
     evaluating.wait(2e-3)
     assert not late.is_overdue
 
 
 def test_without_counterfactuals_the_training_stays_as_written() -> None:
-    observer = Observer(
-        ObserverOptions(folder=str(HERE.parent), counterfactuals=False), on_finished=lambda: None
-    )
+    observer = Observer(ObserverOptions(folder=str(HERE.parent), counterfactuals=False))
     observer.install()
     try:
         train(observer, lambda: bool(observer.blocks))
@@ -431,9 +443,7 @@ def test_warm_up_can_be_decided_elsewhere() -> None:
         def add(self, step_s: float) -> bool:
             return False
 
-    observer = Observer(
-        ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None, make_warm_up=Never
-    )
+    observer = Observer(ObserverOptions(folder=str(HERE.parent)), make_warm_up=Never)
     observer.install()
     try:
         steps(sgd(), 50)
@@ -445,7 +455,7 @@ def test_warm_up_can_be_decided_elsewhere() -> None:
 
 def test_steps_that_fell_back_to_real_batches_are_never_kept() -> None:
     """Three rows cannot be halved: no step may pass for one on half a batch."""
-    observer = Observer(ObserverOptions(folder=str(HERE.parent)), on_finished=lambda: None)
+    observer = Observer(ObserverOptions(folder=str(HERE.parent)))
     observer.install()
     data = DataLoader(torch.ones(90, 2), batch_size=3)  # type: ignore[arg-type]
     optimizer = sgd()
@@ -466,7 +476,7 @@ def test_steps_that_fell_back_to_real_batches_are_never_kept() -> None:
 
 
 def diagnosed(step: Callable[[], None], **options: Any) -> Evidence:
-    observer = Observer(ObserverOptions(folder=str(HERE.parent), **options), on_finished=lambda: None)
+    observer = Observer(ObserverOptions(folder=str(HERE.parent), **options))
     observer.install()
     try:
         while not observer.finished:
@@ -541,7 +551,8 @@ class SlowClock:
         self.lead_s = 0.0
         monkeypatch.setattr(clock, "now", lambda: time.process_time() + self.lead_s)
         ahead = SimpleNamespace(monotonic=lambda: time.process_time() + self.lead_s)
-        monkeypatch.setattr(observer_module, "time", ahead)
+        for module in (observer_module, deadline):
+            monkeypatch.setattr(module, "time", ahead)
 
     def spend(self, seconds: float) -> None:
         # a thread that looks at the stack may wait for its turn, on a busy machine

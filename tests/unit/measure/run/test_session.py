@@ -297,6 +297,6 @@ def test_saving_what_is_known_takes_a_tenth_of_the_time_at_most(monkeypatch: pyt
     observed.options = SimpleNamespace(evidence_path="e.json")
     observed.observer, observed._next_save_s = None, 0.0
     for _block in range(50):
-        observed._save_so_far()
+        observed.block_ended()
         clock.now_s += 1.0
     assert 2 <= len(saved) <= 3

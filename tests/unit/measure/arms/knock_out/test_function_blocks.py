@@ -78,7 +78,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
 def evidence(job: ModuleType) -> Evidence:
     folder = str(Path(str(job.__file__)).parent)
     options = ObserverOptions(folder=folder, proposers=(function_blocks.propose,))
-    observer = Observer(options, on_finished=lambda: None)
+    observer = Observer(options)
     codes = (job.Model.forward.__code__, job.noise.__code__)
     observer.install()
     try:
