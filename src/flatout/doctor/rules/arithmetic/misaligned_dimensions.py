@@ -47,9 +47,8 @@ def detect(evidence: Evidence) -> list[Finding]:
     found = arm_at(evidence, ARMS[0], None) if on_gpu(evidence) else None
     if found is None:
         return []
-    return RULE.proven(
-        evidence,
-        found.place,
-        f"a layer of {found.value} is computed by slower kernels than one whose sizes are multiples of 64",
-        figures=(f"{found.value}: these sizes are not multiples of 8, so rows start inside a piece",),
+    message = (
+        f"a layer of {found.value} is computed by slower kernels than one whose sizes are multiples of 64"
     )
+    figure = f"{found.value}: these sizes are not multiples of 8, so rows start inside a piece"
+    return RULE.proven(evidence, found.place, message, figures=(figure,))

@@ -48,11 +48,8 @@ def detect(evidence: Evidence) -> list[Finding]:
         return []
     if not isinstance(fewer.value, float):
         return []
-    return RULE.proven(
-        evidence,
-        threads.place,
-        f"operators use {threads.num} threads on {cores:g} cores",
-        figures=(f"with {fewer.value:g} the step takes {beside(fewer)}",),
-        share=1 - 1 / fewer.speedup,
-        fix=f"call torch.set_num_threads({fewer.value:g}), or set OMP_NUM_THREADS={fewer.value:g}",
-    )
+    message = f"operators use {threads.num} threads on {cores:g} cores"
+    figure = f"with {fewer.value:g} the step takes {beside(fewer)}"
+    share = 1 - 1 / fewer.speedup
+    fix = f"call torch.set_num_threads({fewer.value:g}), or set OMP_NUM_THREADS={fewer.value:g}"
+    return RULE.proven(evidence, threads.place, message, figures=(figure,), share=share, fix=fix)

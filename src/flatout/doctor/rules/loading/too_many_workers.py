@@ -64,11 +64,6 @@ def _finding(evidence: Evidence, loader: Loader, fewer: Counterfactual) -> list[
     figures = [f"with num_workers={number} the step takes {beside(fewer)}"]
     if cores:
         figures.append(f"the job may use {cores:g} cores")
-    return RULE.proven(
-        evidence,
-        loader.place,
-        f"{loader.num_workers} workers make the step slower than {number or 'none'} would",
-        figures=figures,
-        share=1 - 1 / fewer.speedup,
-        fix=loader_arguments(loader, num_workers=number),
-    )
+    message = f"{loader.num_workers} workers make the step slower than {number or 'none'} would"
+    share, fix = 1 - 1 / fewer.speedup, loader_arguments(loader, num_workers=number)
+    return RULE.proven(evidence, loader.place, message, figures=figures, share=share, fix=fix)

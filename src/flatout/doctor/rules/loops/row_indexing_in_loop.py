@@ -34,7 +34,7 @@ otherwise.
 
 from __future__ import annotations
 
-from flatout.doctor.finding import Finding
+from flatout.doctor.finding import Finding, FixSafety
 from flatout.doctor.lines import CodeLine, calls_and_timing, costly_lines, direct_lines, show_calls
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
@@ -65,11 +65,6 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Findin
     figures = calls_and_timing(evidence, line)
     if line.backward_s is not None:
         figures.append(f"{show_seconds(line.backward_s)} of it in the backward of these rows")
-    return RULE.proven(
-        evidence,
-        line.place,
-        f"{calls} rows are indexed here per step, one by one{whose}: {show_share(share)} of the step",
-        figures=figures,
-        share=share,
-        safety="reordered" if line.requires_grad else "exact",
-    )
+    message = f"{calls} rows are indexed here per step, one by one{whose}: {show_share(share)} of the step"
+    safety: FixSafety = "reordered" if line.requires_grad else "exact"
+    return RULE.proven(evidence, line.place, message, figures=figures, share=share, safety=safety)

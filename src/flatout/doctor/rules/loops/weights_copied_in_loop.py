@@ -47,12 +47,10 @@ def detect(evidence: Evidence) -> list[Finding]:
     lines = lines_of([site for site in evidence.sites if site.kind == "weights"])
     for line, share in costly_lines(evidence, lines, least_calls=LEAST_CALLS, least_share=LEAST_SHARE):
         calls = show_calls(line.calls_per_step)
-        findings += RULE.proven(
-            evidence,
-            line.place,
+        message = (
             f"{calls} parameters are overwritten here per step, {show_bytes(line.bytes_per_step)}: "
-            f"{show_share(share)} of the step",
-            figures=calls_and_timing(evidence, line),
-            share=share,
+            f"{show_share(share)} of the step"
         )
+        figures = calls_and_timing(evidence, line)
+        findings += RULE.proven(evidence, line.place, message, figures=figures, share=share)
     return findings

@@ -47,14 +47,12 @@ LEAST_CALLS = 4
 def detect(evidence: Evidence) -> list[Finding]:
     findings = []
     for line, share in waiting_lines(evidence, _is_masked, least_calls=LEAST_CALLS):
-        findings += RULE.proven(
-            evidence,
-            line.place,
+        message = (
             f"rows are picked by a mask {show_calls(line.calls_per_step)} times per step here "
-            f"({show_ops(line)}), and each waits for the GPU",
-            figures=(gaps_after_waits(evidence),),
-            share=share,
+            f"({show_ops(line)}), and each waits for the GPU"
         )
+        figures = (gaps_after_waits(evidence),)
+        findings += RULE.proven(evidence, line.place, message, figures=figures, share=share)
     return findings
 
 
