@@ -27,39 +27,36 @@ CATEGORIES = (
     "other",
 )
 
-# The first pattern that matches decides; a template's arguments may mention what comes later.
-_KERNEL_PATTERNS = tuple(
-    (category, re.compile(pattern, re.IGNORECASE))
-    for category, pattern in (
-        ("copy", r"^(memcpy|memset)\b"),
-        ("communication", r"nccl|rccl|all_?reduce|reduce_?scatter|all_?gather"),
-        ("optimizer", r"multi_tensor_apply|fused_?(adam|sgd|adagrad|lamb)|koptimizer"),
-        ("attention", r"flash|fmha|attention|sdpa"),
-        (
-            "normalisation",
-            r"(layer|batch|group|instance|rms)_?norm|rowwisemoments|gammabeta|\bbn_(fw|bw)|bnorm",
-        ),
-        ("convolution", r"conv(?!ert)|fprop|dgrad|wgrad|winograd|im2col|col2im|nchwtonhwc|nhwctonchw"),
-        ("matmul", r"gemm|gemv|nvjet|cutlass|xmma|wgmma|cublas|splitkreduce|_tem_fused_\w*mm|\bdot_kernel"),
-        ("indexing", r"index|gather|scatter|embedding|compute_grad_weight|sum_and_scatter"),
-        ("copy", r"copy_?kernel|catarraybatchedcopy|copy_device_to_device|transpose"),
-        ("reduction", r"reduce|softmax|nll_?loss|cross_?entropy|scan_|devicescan|triton_(red|per)_"),
-        ("elementwise", r"elementwise|vectorized|pointwise|unrolled|triton_poi_|dropout|distribution_"),
-    )
+
+def _patterns(*rows: tuple[str, str]) -> tuple[tuple[str, re.Pattern[str]], ...]:
+    """Compile rows of a name and a pattern; the first pattern that matches decides."""
+    return tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in rows)
+
+
+# A template's arguments may mention what comes later.
+_KERNEL_PATTERNS = _patterns(
+    ("copy", r"^(memcpy|memset)\b"),
+    ("communication", r"nccl|rccl|all_?reduce|reduce_?scatter|all_?gather"),
+    ("optimizer", r"multi_tensor_apply|fused_?(adam|sgd|adagrad|lamb)|koptimizer"),
+    ("attention", r"flash|fmha|attention|sdpa"),
+    ("normalisation", r"(layer|batch|group|instance|rms)_?norm|rowwisemoments|gammabeta|\bbn_(fw|bw)|bnorm"),
+    ("convolution", r"conv(?!ert)|fprop|dgrad|wgrad|winograd|im2col|col2im|nchwtonhwc|nhwctonchw"),
+    ("matmul", r"gemm|gemv|nvjet|cutlass|xmma|wgmma|cublas|splitkreduce|_tem_fused_\w*mm|\bdot_kernel"),
+    ("indexing", r"index|gather|scatter|embedding|compute_grad_weight|sum_and_scatter"),
+    ("copy", r"copy_?kernel|catarraybatchedcopy|copy_device_to_device|transpose"),
+    ("reduction", r"reduce|softmax|nll_?loss|cross_?entropy|scan_|devicescan|triton_(red|per)_"),
+    ("elementwise", r"elementwise|vectorized|pointwise|unrolled|triton_poi_|dropout|distribution_"),
 )
 
-_DTYPE_PATTERNS = tuple(
-    (dtype, re.compile(pattern, re.IGNORECASE))
-    for dtype, pattern in (
-        ("fp8", r"e4m3|e5m2|fp8|float8"),
-        ("tf32", r"tf32"),
-        ("bf16", r"bf16|bfloat16"),
-        ("fp16", r"(?<!b)fp?16(?!\d)|(?<!b)float16|half|hgemm|(?<![a-z])h(884|1688|16816)"),
-        ("int8", r"(?<![a-z])(s8|i8|int8)(?!\d)|imma"),
-        ("tf32", r"(?<![a-z])s1688"),
-        ("fp64", r"dgemm|(?<![a-z])f64|\bdouble\b|(?<![a-z])d884"),
-        ("fp32", r"sgemm|(?<![a-z])f32|\bfloat\b"),
-    )
+_DTYPE_PATTERNS = _patterns(
+    ("fp8", r"e4m3|e5m2|fp8|float8"),
+    ("tf32", r"tf32"),
+    ("bf16", r"bf16|bfloat16"),
+    ("fp16", r"(?<!b)fp?16(?!\d)|(?<!b)float16|half|hgemm|(?<![a-z])h(884|1688|16816)"),
+    ("int8", r"(?<![a-z])(s8|i8|int8)(?!\d)|imma"),
+    ("tf32", r"(?<![a-z])s1688"),
+    ("fp64", r"dgemm|(?<![a-z])f64|\bdouble\b|(?<![a-z])d884"),
+    ("fp32", r"sgemm|(?<![a-z])f32|\bfloat\b"),
 )
 _NVJET = re.compile(r"nvjet_(?:sm\d+_)?([a-z]+)_")
 _NVJET_LETTERS = {"t": "bf16", "h": "fp16", "q": "fp8"}
