@@ -30,20 +30,12 @@ from flatout.memory.trace import known_values
 from flatout.memory.trace.record import Lean
 
 GATES_KEPT = {"lstm": 5, "gru": 6, "rnn": 1}
-# (kind, packed, both directions): values per unit of the output, and per state of a layer and direction
-WORKSPACES: dict[tuple[str, bool, bool], tuple[float, int]] = {
-    ("lstm", False, False): (7.0, 10),
-    ("lstm", False, True): (7.5, 12),
-    ("lstm", True, False): (5.0, 6),
-    ("lstm", True, True): (6.0, 8),
-    ("gru", False, False): (6.0, 5),
-    ("gru", False, True): (7.0, 7),
-    ("gru", True, False): (4.0, 3),
-    ("gru", True, True): (5.0, 5),
-    ("rnn", False, False): (5.0, 17),
-    ("rnn", False, True): (7.0, 7),
-    ("rnn", True, False): (2.0, 1),
-    ("rnn", True, True): (4.0, 3),
+# Values per unit of the output, and per state of a layer and direction: of a padded batch in one direction
+# and in both, and of a packed one in one and in both.
+WORKSPACES = {
+    "lstm": (((7.0, 10), (7.5, 12)), ((5.0, 6), (6.0, 8))),
+    "gru": (((6.0, 5), (7.0, 7)), ((4.0, 3), (5.0, 5))),
+    "rnn": (((5.0, 17), (7.0, 7)), ((2.0, 1), (4.0, 3))),
 }
 # stacks, and both directions, whose batch has its steps first
 STEPS_FIRST: dict[tuple[str, bool], tuple[float, int]] = {
@@ -186,7 +178,7 @@ class _Cudnn(torch.autograd.Function):
         output = x.new_empty((*x.shape[:-1], hidden * directions), dtype=dtype)
         last = [x.new_empty(state.shape, dtype=dtype) for state in states]
         units = output.numel()
-        per_unit, per_state = WORKSPACES[kind, x.dim() == 2, bidirectional]
+        per_unit, per_state = WORKSPACES[kind][x.dim() == 2][bidirectional]
         if x.dim() == 3:
             shape = (num_layers, bidirectional, rows_first)
             per_unit, per_state = _padded_workspace(kind, *shape, x=x, hidden=hidden, dtype=dtype)
@@ -244,7 +236,7 @@ def _padded_workspace(
         return SMALL.get((num_layers, bidirectional), SMALL_STACK)
     if alone:
         return ONE_LAYER[kind]
-    plain = WORKSPACES[kind, False, bidirectional]
+    plain = WORKSPACES[kind][False][bidirectional]
     return plain if rows_first else STEPS_FIRST.get((kind, bidirectional), plain)
 
 
