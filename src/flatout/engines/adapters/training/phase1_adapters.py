@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flatout.engines.adapters.assembly import AdapterAssembly
 from flatout.engines.adapters.lora.fused_step import SHARED, AdapterOptimizer, FusedStep, StepSettings
-from flatout.engines.adapters.settings import LearningSettings
+from flatout.engines.adapters.settings import LearningSettings, TaskSettings
 from flatout.engines.adapters.tasks.task import TaskBatch
 from flatout.engines.adapters.training.batches import TaskRows, TrainingBatches
 from flatout.engines.adapters.training.phase import PhaseRun, check_share
@@ -112,14 +112,8 @@ def make_optimizer(assembly: AdapterAssembly) -> AdapterOptimizer:
     """Make an AdamW per adapter with the settings of its task, or else of the phase."""
     phase = assembly.settings.phase1
     settings = {
-        name: step_settings(
-            phase,
-            num_steps=steps_of(assembly, name),
-            lr=given.lr,
-            weight_decay=given.weight_decay,
-            clip=given.clip,
-        )
-        for name, given in assembly.settings.tasks.items()
+        name: step_settings(phase, num_steps=steps_of(assembly, name), task=task)
+        for name, task in assembly.settings.tasks.items()
     }
     writing = [name for name, part in assembly.parts.items() if part.task.needs_decoder]
     num_steps = max((steps_of(assembly, name) for name in writing), default=phase.steps)
@@ -128,20 +122,16 @@ def make_optimizer(assembly: AdapterAssembly) -> AdapterOptimizer:
 
 
 def step_settings(
-    phase: LearningSettings,
-    *,
-    num_steps: int,
-    lr: float | None = None,
-    weight_decay: float | None = None,
-    clip: float | None = None,
+    phase: LearningSettings, *, num_steps: int, task: TaskSettings | None = None
 ) -> StepSettings:
-    """Make the schedule of a phase over `num_steps`; given values replace the phase's."""
+    """Make the schedule of a phase over `num_steps`; what a task sets for itself replaces the phase's."""
+    own = task or TaskSettings()
     return StepSettings(
-        learning_rate=phase.lr if lr is None else lr,
+        learning_rate=phase.lr if own.lr is None else own.lr,
         num_steps=num_steps,
         warmup_share=phase.warmup_share,
-        weight_decay=phase.weight_decay if weight_decay is None else weight_decay,
-        clip_norm=phase.clip if clip is None else clip,
+        weight_decay=phase.weight_decay if own.weight_decay is None else own.weight_decay,
+        clip_norm=phase.clip if own.clip is None else own.clip,
     )
 
 

@@ -13,7 +13,7 @@ first, and only better ones replace them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -209,7 +209,7 @@ def _make_optimizer(assembly: AdapterAssembly) -> AdapterOptimizer:
     """Train router and decoder at the phase's rate, adapters and heads at a share of it."""
     phase = assembly.settings.phase3
 
-    slow = step_settings(phase, num_steps=phase.steps, lr=phase.lr * phase.adapter_lr_share)
+    slow = step_settings(replace(phase, lr=phase.lr * phase.adapter_lr_share), num_steps=phase.steps)
     settings = dict.fromkeys(assembly.names, slow)
     settings[SHARED] = step_settings(phase, num_steps=phase.steps)
     shared: dict[str, nn.Module] = {NAME: assembly.router}
