@@ -344,6 +344,15 @@ def _refuse_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SeenRun:
+    """A run in its folder, and the state in which it was found."""
+
+    folder: Path
+    run: Run
+    state: RunState
+
+
 def state_of(run: Run) -> RunState:
     if run.ended_s is not None:
         return "ended"

@@ -404,11 +404,19 @@ class Episode:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Counterfactual:
+class OfAnArm:
+    """Which arm it was."""
+
+    kind: str  # what is done to the steps: "cached", "half", "knock-out", ...
+    label: str  # the name of its steps
+    place: Place | None = None  # the first line of the removed block
+    last_line: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Counterfactual(OfAnArm):
     """Steps without one cause, interleaved with steps that have it."""
 
-    kind: str  # what was done to the steps: "cached", "half", "knock-out", ...
-    label: str  # which arm it was: the name of its steps
     baseline: str  # the label of the steps it is compared with: "real" or "cached"
     step_s: float
     baseline_step_s: float
@@ -417,8 +425,6 @@ class Counterfactual:
     speedup_high: float
     num_blocks: int
     num_steps: int
-    place: Place | None = None  # the first line of the removed block
-    last_line: int | None = None
     function: str | None = None  # the function around it, or that it equals
     value: float | str | None = None  # of the changed setting: 4 workers, "bfloat16"
     roofline_s: float | None = None  # what a fix must still spend on the block; None: unknown
@@ -426,14 +432,10 @@ class Counterfactual:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ArmNotRun:
+class ArmNotRun(OfAnArm):
     """An arm that was proposed but brought no figure."""
 
-    kind: str
-    label: str
     reason: str
-    place: Place | None = None
-    last_line: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from typing import Any
 
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput
-from flatout.ground.runs import CHANNEL_FILE, Run, list_runs, read_regular, read_run, state_of
+from flatout.ground.runs import CHANNEL_FILE, Run, SeenRun, list_runs, read_regular, read_run, state_of
 from flatout.monitor.job.channel import read_channel
 
 LOG_FILE = "log.jsonl"
@@ -31,12 +31,9 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunDigest:
+class RunDigest(SeenRun):
     """What run.json says, and what the run reported last."""
 
-    folder: Path
-    run: Run
-    state: str
     steps: int | None = None
     step_s: float | None = None
     duration_s: float | None = None  # None: it died, and nobody knows when

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.ground.errors import BadInput
-from flatout.ground.runs import Run, RunState, read_run, state_of
+from flatout.ground.runs import SeenRun, read_run, state_of
 from flatout.monitor.past.history import GRAINS, read_end, read_tier, replay
 from flatout.monitor.sample import Sample, merge
 from flatout.monitor.verdicts.verdict import ENOUGH_SAMPLES, drop_start, judge
@@ -38,12 +38,9 @@ class Stretch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
+class Recorded(SeenRun):
     """A run as its log records it."""
 
-    folder: Path
-    run: Run
-    state: RunState
     points: tuple[Sample, ...]  # in order of time; at least one
     stretches: tuple[Stretch, ...]
     notes: tuple[tuple[float, str], ...]  # what happened, and when
