@@ -13,7 +13,7 @@ from flatout.ground.errors import BadInput
 from flatout.planner.config.documents import Value
 from flatout.planner.config.job_config import ConfigPlace
 from flatout.planner.config.settings import Setting, Settings, StageSettings
-from flatout.planner.fit.fits import Budget, Forecast, device_notes, leaning_notes
+from flatout.planner.fit.fits import Budget, Forecast, Judge, device_notes, leaning_notes
 from flatout.planner.fit.progress import Progress
 from flatout.planner.fit.search import GroupSearch, expected_traces
 from flatout.planner.fit.suggestions import NAMES, Fit, GroupFit, Wish, learning_rate_rule
@@ -35,10 +35,9 @@ def fit_settings(
     _check_wish(wish, ranks=ranks, forecast=forecast)
     grouped = group_stages(settings.stages)
     progress.expect(number for stages in grouped for number in expected_traces(stages))
+    judge = Judge(budget=budget, forecast=forecast)
     groups = tuple(
-        GroupSearch(
-            stages=stages, budget=budget, forecast=forecast, wish=wish, ranks=ranks, progress=progress
-        ).fit()
+        GroupSearch(stages=stages, judge=judge, wish=wish, ranks=ranks, progress=progress).fit()
         for stages in grouped
     )
     for group in groups:

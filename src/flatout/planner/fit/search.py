@@ -22,7 +22,7 @@ from flatout.ground.units import show_share
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.forecast import TRACED_ACCUMULATION, BatchBounds, Peak, limit_accumulation
 from flatout.planner.config.settings import StageSettings
-from flatout.planner.fit.fits import Budget, Forecast, Judge, evaluation_recipe, job_sizes, least
+from flatout.planner.fit.fits import Judge, evaluation_recipe, job_sizes, least
 from flatout.planner.fit.progress import PEAK, SEARCH, Progress
 from flatout.planner.fit.remedies import does_not_fit, lower_sizes
 from flatout.planner.fit.suggestions import (
@@ -62,17 +62,12 @@ class GroupSearch:
     """Stages that take their batch size from one place; the worst of them decides."""
 
     stages: tuple[StageSettings, ...]
-    budget: Budget
-    forecast: Forecast
+    judge: Judge
     wish: Wish
     ranks: int
     lowered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     progress: Progress = field(default_factory=Progress)
     deciding: tuple[StageSettings, ...] = ()  # () for those that no other covers
-
-    @property
-    def judge(self) -> Judge:
-        return Judge(budget=self.budget, forecast=self.forecast)
 
     @property
     def checkpointing(self) -> bool:
@@ -137,7 +132,7 @@ class GroupSearch:
     def _ways(self, stage: StageSettings) -> tuple[object, ...]:
         """Return how a stage is trained and evaluated, sizes aside."""
         recipes = (self._recipe(stage, checkpointing=switch, accumulation=1) for switch in (False, True))
-        return (*recipes, stage.eval_batch_size is None, id(self.forecast.of_stage(stage.name)))
+        return (*recipes, stage.eval_batch_size is None, id(self.judge.forecast.of_stage(stage.name)))
 
     def _of_all(self, best: Suggestion) -> Suggestion | None:
         """Estimate every stage; None if one needs more than those that decided."""
@@ -174,7 +169,7 @@ class GroupSearch:
         if timed is None and plain is not None:
             reason = "largest batch that recomputes no activations; not timed"
             yield plain.named(FASTEST, reason, source="assumed")
-        safest = self._within(current, capacity_bytes=int(self.budget.usable_bytes * SAFEST_SHARE))
+        safest = self._within(current, capacity_bytes=int(self.judge.budget.usable_bytes * SAFEST_SHARE))
         if safest is not None:
             reason = f"never holds more than {show_share(SAFEST_SHARE)} of the margin: room for a neighbour"
             yield safest.named(SAFEST, reason)
@@ -191,7 +186,7 @@ class GroupSearch:
 
     def _sizes(self, stage: StageSettings, *, batch_size: int) -> dict[str, int]:
         over = self.lowered.get(stage.name)
-        return job_sizes(stage, self.forecast, batch_size=batch_size, over=over)
+        return job_sizes(stage, self.judge.forecast, batch_size=batch_size, over=over)
 
     def _step(
         self, stage: StageSettings, batch_size: int, *, checkpointing: bool, accumulation: int
@@ -257,7 +252,7 @@ class GroupSearch:
             step = self._step(
                 stage, self.common, checkpointing=checkpointing, accumulation=TRACED_ACCUMULATION
             )
-            if self.judge.peak(stage, *step).allocated_bytes > MOST_WAITING * self.budget.usable_bytes:
+            if self.judge.peak(stage, *step).allocated_bytes > MOST_WAITING * self.judge.budget.usable_bytes:
                 return None
         found = self._assess(self.common, checkpointing=checkpointing)
         evaluated = all(
@@ -304,7 +299,7 @@ class GroupSearch:
                 stage, batch_size, checkpointing=checkpointing, accumulation=steps[stage.name]
             )
             peaks[stage.name] = self.judge.held(self.judge.peak(stage, sizes, recipe))
-            micro_s = self.forecast.of_stage(stage.name).step_s(sizes, recipe=recipe)
+            micro_s = self.judge.forecast.of_stage(stage.name).step_s(sizes, recipe=recipe)
             seconds.append(None if micro_s is None else micro_s * steps[stage.name])
         worst = max(peaks, key=lambda name: peaks[name].process_bytes)
         known = [second for second in seconds if second is not None]

@@ -34,8 +34,7 @@ def search(
 ) -> GroupFit:
     return GroupSearch(
         stages=stages or (plans.stage(),),
-        budget=plans.budget(round(usable_gib * GIB)),
-        forecast=forecast or ToyForecast(),
+        judge=Judge(budget=plans.budget(round(usable_gib * GIB)), forecast=forecast or ToyForecast()),
         wish=wish or Wish(),
         ranks=ranks,
     ).fit()
@@ -332,8 +331,7 @@ def test_what_is_expected_is_what_is_asked() -> None:
     progress.expect(expected_traces(stages))
     GroupSearch(
         stages=stages,
-        budget=plans.budget(20 * GIB),
-        forecast=Speaking(),
+        judge=Judge(budget=plans.budget(20 * GIB), forecast=Speaking()),
         wish=Wish(),
         ranks=1,
         progress=progress,
