@@ -7,7 +7,7 @@ one versioned document.  A fit carries its edits: what is shown is what is writt
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -32,19 +32,17 @@ from flatout.planner.fit.fits import DEFAULT_MARGIN, Budget, Forecast, find_budg
 from flatout.planner.fit.progress import Progress, silent
 from flatout.planner.fit.show import Overview, overview
 from flatout.planner.fit.suggestions import Fit, Wish
-from flatout.planner.forecast.load import ForecastRequest, load_forecast
+from flatout.planner.forecast.load import ForecastOptions, ForecastRequest, load_forecast
 
 ForecastMaker = Callable[[ForecastRequest], Forecast]
 MODEL_HINT = "name it with --model pkg.module:build, or as model in flatout-plan.toml"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlanOptions:
+class PlanOptions(ForecastOptions):
     """What `plan show` and `plan fit` share."""
 
     model: str | None = None
-    task: str | None = None
-    make_batch: str | None = None
     gpu: str | None = None
     gpu_memory: str | None = None
     margin: float = DEFAULT_MARGIN
@@ -53,10 +51,6 @@ class PlanOptions:
     knobs: Sequence[str] = ()
     overrides: Sequence[str] = ()
     lengths: Path | None = None
-    profile: bool = False
-    native: bool = False
-    expandable_segments: bool | None = None  # None: as the environment sets the allocator
-    cache: bool = True  # of traces, in a folder of the user's
     on_progress: Callable[[str], None] = silent
 
 
@@ -267,14 +261,9 @@ def _request(
         overrides=opened.overrides,
         optimizer=optimizer.value if optimizer else None,
         ranks=settings.ranks.value,
-        profile=options.profile,
-        native=options.native,
-        expandable_segments=options.expandable_segments,
-        task=options.task,
-        make_batch=options.make_batch,
         configs=tuple(opened.config.documents),
         keys_of=opened.keys_of,
-        cache=options.cache,
         on_progress=progress.work,
         on_traces=progress.count,
+        **{each.name: getattr(options, each.name) for each in fields(ForecastOptions)},
     )

@@ -34,7 +34,19 @@ VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first that 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ForecastRequest:
+class ForecastOptions:
+    """How the job of a forecast is made and traced."""
+
+    task: str | None = None  # of a Hugging Face config folder whose architectures name no head
+    make_batch: str | None = None  # of a LightningModule that brings none
+    profile: bool = False
+    native: bool = False  # traced on the GPU that is here
+    expandable_segments: bool | None = None  # None: as the environment sets the allocator
+    cache: bool = True  # of traces, in a folder of the user's
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForecastRequest(ForecastOptions):
     """The job and the device of a forecast."""
 
     model: str  # as `--model` takes it
@@ -44,14 +56,8 @@ class ForecastRequest:
     overrides: Mapping[str, Value] = field(default_factory=dict)  # what `--set` gave, also part of `values`
     optimizer: str | None = None
     ranks: int = 1
-    profile: bool = False
-    native: bool = False  # traced on the GPU that is here
-    expandable_segments: bool | None = None  # None: as the environment sets the allocator
-    task: str | None = None  # of a Hugging Face config folder whose architectures name no head
-    make_batch: str | None = None  # of a LightningModule that brings none
     configs: tuple[Path, ...] = ()  # the files that `values` come from
     keys_of: Callable[[Iterable[str]], frozenset[str]] | None = None  # of knobs and sizes, in `values`
-    cache: bool = True
     on_progress: Callable[[str], None] = silent
     on_traces: Callable[[int], None] = lambda num_traces: None  # called with how many are about to be made
 
