@@ -29,7 +29,6 @@ from flatout.measure.evidence import (
     Place,
     Precision,
     Roofline,
-    Site,
     Stacks,
     Step,
 )
@@ -78,12 +77,8 @@ class Assembly:
 
             torch.cuda.synchronize()
         tools = observer.tools
-        sites: tuple[Site, ...] = ()
-        if tools.sites is not None:
-            costs = tools.backward_costs
-            sites = tools.sites.evidence(costs.seconds_in if costs is not None else None)
         loaders = _with_lines(observer.loaders.evidence(), tools.stacks)
-        modules = tools.modules.evidence(observer.optimizers) if tools.modules is not None else ()
+        modules = tools.found_calls(observer.optimizers)
         episodes = _episodes(observer, loaders)
         steps = build_steps(observer.rows)  # the episodes told which of them are typical
         counterfactuals = _counterfactuals(observer, steps)
@@ -93,18 +88,10 @@ class Assembly:
             gpu=_gpu(observer),
             steps=steps,
             loaders=loaders,
-            sites=sites,
+            sites=tools.found_sites(),
             module_calls=modules,
-            inner_calls=tools.inner_modules.evidence() if tools.inner_modules is not None else (),
             optimizers=tuple(describe(each, observer.made_at.get(each)) for each in observer.optimizers),
-            operator_calls=tools.sites.operator_calls() if tools.sites is not None else (),
-            attributed_step_s=tools.attributed_step_s,
-            attributed_calls_s=tools.attributed_calls_s,
-            attributed_backward_s=tools.attributed_backward_s,
-            kernels=tools.kernels,
-            memory=tools.memory,
-            network=tools.network,
-            stacks=tools.stacks,
+            **tools.evidence(),
             episodes=episodes,
             counterfactuals=counterfactuals,
             arms_not_run=observer.arms_not_run(

@@ -508,16 +508,13 @@ class Observer:
         tools = self.tools
         timed = self._real_rows()
         totals = [sum(values) / len(timed) for values in zip(*(row.totals for row in timed), strict=True)]
-        costs = tools.backward_costs
         return ArmContext(
             device=self.device,
             step_s=self._real_step_s(),
             phases_s=phases_s(totals),
             stacks=tools.stacks,
-            sites=tools.sites.evidence(costs.seconds_in if costs is not None else None)
-            if tools.sites is not None
-            else (),
-            module_calls=tools.modules.evidence(self.optimizers) if tools.modules is not None else (),
+            sites=tools.found_sites(),
+            module_calls=tools.found_calls(self.optimizers),
             kernels=tools.kernels,
             memory=tools.memory,
             loaders=self.loaders,

@@ -6,13 +6,13 @@ An instrument that fails is noted in `missing` and dropped; the job continues.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flatout.measure import PHASES
 from flatout.measure.clock import Clock
-from flatout.measure.evidence import Kernels, Memory, Network, Stacks
+from flatout.measure.evidence import Kernels, Memory, ModuleCall, Network, Site, Stacks
 from flatout.measure.lines.counted_calls import InnerModules, count_calls, count_creations
 from flatout.measure.lines.function_modes import insert_mode, keep_in_backward, remove_mode
 from flatout.measure.lines.module_calls import ModuleCalls
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from flatout.measure.lines.live_memory import MemoryRecorder
 
 WITH_MODES = ("count", "attribution", "memory")
+# What passes found as Evidence takes it, by the same names.
+FOUND = (
+    *("attributed_step_s", "attributed_calls_s", "attributed_backward_s"),
+    *("kernels", "memory", "network", "stacks"),
+)
 
 
 class Passes:
@@ -124,6 +129,26 @@ class Passes:
             remove_mode(self.sites)
         if self._memory_recorder is not None:
             self._memory_recorder.leave_in_worker()
+
+    # -- what they found
+
+    def found_sites(self) -> tuple[Site, ...]:
+        if self.sites is None:
+            return ()
+        return self.sites.evidence(self.backward_costs.seconds_in if self.backward_costs else None)
+
+    def found_calls(self, optimizers: Iterable[Any]) -> tuple[ModuleCall, ...]:
+        return self.modules.evidence(optimizers) if self.modules is not None else ()
+
+    def evidence(self) -> dict[str, Any]:
+        """Return the rest of what the passes found, as fields of Evidence."""
+        inner = self.inner_modules.evidence() if self.inner_modules is not None else ()
+        operators = self.sites.operator_calls() if self.sites is not None else ()
+        return {
+            "inner_calls": inner,
+            "operator_calls": operators,
+            **{name: getattr(self, name) for name in FOUND},
+        }
 
     # -- counting and attribution
 
