@@ -68,14 +68,10 @@ def _finding(evidence: Evidence, loader: Loader, whole: Counterfactual, *, share
     if loader.fetch_s is not None and loader.collate_s is not None:
         fetch_s, collate_s = show_seconds(loader.fetch_s.mean_s), show_seconds(loader.collate_s.mean_s)
         figures.append(f"fetching the rows takes {fetch_s} per batch, collating them {collate_s}")
+    message = f"{loader.dataset} is asked for {rows} of a batch one by one, and gives the same batch at once"
+    fix = f"give {loader.dataset} a __getitems__(indices) that takes all rows of a batch at once"
     return RULE.proven(
-        evidence,
-        loader.place,
-        f"{loader.dataset} is asked for {rows} of a batch one by one, and gives the same batch at once",
-        figures=figures,
-        share=share or None,
-        observed_share=share,
-        fix=f"give {loader.dataset} a __getitems__(indices) that takes all rows of a batch at once",
+        evidence, loader.place, message, figures=figures, share=share or None, observed_share=share, fix=fix
     )
 
 

@@ -102,14 +102,9 @@ def waits_for_the_gpu(site: Site) -> bool:
 
 def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Finding]:
     waits = show_calls(line.calls_per_step)
-    return RULE.proven(
-        evidence,
-        line.place,
+    message = (
         f"the host waits for the GPU {waits} times per step here ({show_ops(line)}); "
-        f"the GPU then idles for {show_share(share)} of the step",
-        figures=(
-            f"{show_ops(line)}: {waits} per step on a CUDA tensor",
-            gaps_after_waits(evidence),
-        ),
-        share=share,
+        f"the GPU then idles for {show_share(share)} of the step"
     )
+    figures = (f"{show_ops(line)}: {waits} per step on a CUDA tensor", gaps_after_waits(evidence))
+    return RULE.proven(evidence, line.place, message, figures=figures, share=share)
