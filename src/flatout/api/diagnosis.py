@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.doctor.examine import Diagnosis, examine
+from flatout.ground import OnProgress, ignore
 from flatout.measure.evidence_file import load_evidence
 
 
@@ -24,7 +25,7 @@ def diagnose_script(
     evidence_path: Path | None = None,
     seconds: float = 60.0,
     script_stdout_to_stderr: bool = False,
-    on_progress: Callable[[str], None] = lambda message: None,
+    on_progress: OnProgress = ignore,
 ) -> Diagnosis:
     """Run `command` (a script or, with `module`, a module name, then its arguments) and diagnose it.
 
@@ -55,7 +56,7 @@ def diagnose(
     loader: Iterable[Any],
     *,
     seconds: float = 60.0,
-    on_progress: Callable[[str], None] = lambda message: None,
+    on_progress: OnProgress = ignore,
 ) -> Diagnosis:
     """Diagnose a training loop given as `step(batch)` and a loader, in this process."""
     from flatout.measure.run.loop import observe_loop

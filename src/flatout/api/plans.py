@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from flatout.ground import OnProgress, ignore
+
 if TYPE_CHECKING:
     from flatout.hardware.host import HostFacts
     from flatout.hardware.snapshot import Snapshot
@@ -36,7 +38,7 @@ def plan(
     native: bool = False,
     ranks: int = 1,
     parallel: Parallel = "ddp",
-    on_progress: Callable[[str], None] = lambda message: None,
+    on_progress: OnProgress = ignore,
 ) -> MemoryEstimate:
     """Predict the memory of one training step on `device` ("A100-80GB", "24GB"), without a GPU.
 
@@ -76,7 +78,7 @@ def fit(
     clip_norm: float | None = None,
     checkpointing: bool = False,
     native: bool = False,
-    on_progress: Callable[[str], None] = lambda message: None,
+    on_progress: OnProgress = ignore,
 ) -> JobFit:
     """Find the largest batch that trains within a margin of the free memory of `device`.
 

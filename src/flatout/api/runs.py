@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from flatout.ground import OnProgress, ignore
 from flatout.ground.errors import BadInput, import_extra
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from flatout.monitor.past.summary import Summary
     from flatout.monitor.sample import Sample
     from flatout.monitor.sinks.choice import SinkChoice
-
-OnText = Callable[[str], None]
 
 
 def watch_script(
@@ -60,7 +59,7 @@ def watch_live(
     *,
     on_screen: bool,
     as_json: bool = False,
-    on_progress: OnText = lambda message: None,
+    on_progress: OnProgress = ignore,
     **options: Any,
 ) -> int:
     """Show the machine and its job until the viewer or the job ends it; return the exit code."""
@@ -71,7 +70,7 @@ def watch_live(
         return follow_live(sampler, on_screen=on_screen, write=_writer(as_json))
 
 
-def watch_once(*, on_progress: OnText = lambda message: None, **options: Any) -> Sequence[Sample]:
+def watch_once(*, on_progress: OnProgress = ignore, **options: Any) -> Sequence[Sample]:
     """Take the samples of one period: rates need two readings."""
     import time
 
@@ -87,8 +86,8 @@ def watch_once(*, on_progress: OnText = lambda message: None, **options: Any) ->
 def watch_on_page(
     *,
     page: Mapping[str, Any],
-    on_ready: OnText,
-    on_progress: OnText = lambda message: None,
+    on_ready: OnProgress,
+    on_progress: OnProgress = ignore,
     **options: Any,
 ) -> None:
     """Serve a page of the machine and its job until Ctrl-C, which is raised; `page`: host, port, token."""
@@ -103,7 +102,7 @@ def watch_fleet(
     sources: Sequence[str],
     *,
     page: Mapping[str, Any] | None = None,
-    on_ready: OnText = lambda address: None,
+    on_ready: OnProgress = ignore,
     on_screen: bool = False,
     as_json: bool = False,
     once: bool = False,
@@ -133,7 +132,7 @@ def replay_run(run: str, *, root: Path | None, speed: float, on_screen: bool, as
     return follow_replay(source, on_screen=on_screen, title="replay", write=_writer(as_json))
 
 
-def serve_run(run: str, *, root: Path | None, page: Mapping[str, Any], on_ready: OnText) -> None:
+def serve_run(run: str, *, root: Path | None, page: Mapping[str, Any], on_ready: OnProgress) -> None:
     """Serve a page of a run that is kept until Ctrl-C, which is raised; `page`: host, port, token."""
     from flatout.ground.runs import find_run
     from flatout.monitor.web.server import serve

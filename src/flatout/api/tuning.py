@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from flatout.api.diagnosis import diagnose_script
+from flatout.ground import OnProgress, ignore
 from flatout.ground.errors import BadInput
 from flatout.ground.torchrun import read_launch
 from flatout.measure.evidence_file import load_evidence
@@ -34,7 +35,7 @@ def tune_script(
     ranks: int = 1,
     ray: str | None = None,
     minutes: float | None = None,
-    on_progress: Callable[[str], None] = lambda message: None,
+    on_progress: OnProgress = ignore,
 ) -> Tuning:
     """Try what makes a script faster without a change of its code, and keep what is proven.
 
@@ -166,7 +167,7 @@ def check_script(
     module: bool = False,
     tolerance: float = 0.05,
     pairs: int = 8,
-    on_progress: Callable[[str], None] = lambda message: None,
+    on_progress: OnProgress = ignore,
 ) -> Checked:
     """Compare a script's source with a git revision or folder `base`, or with a result `against` it."""
     from flatout.tuner.check.check import CheckOptions, check_against, check_sources

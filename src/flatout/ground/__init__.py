@@ -13,3 +13,15 @@ lazy_names          names of a module that are imported on first use
 packages            optional packages, and models and data that packages carry
 tensorboard_files   curves for TensorBoard, written without TensorBoard
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# What long work tells whoever started it.
+OnProgress = Callable[[str], None]  # in words, what is being done
+OnCount = Callable[[int, int], None]  # how many are done, of how many
+
+
+def ignore(*_told: object) -> None:
+    """Discard the message."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
+from flatout.ground import OnProgress, ignore
 from flatout.ground.errors import BadInput
 from flatout.ground.runs import (
     CHANNEL_FILE,
@@ -43,7 +44,7 @@ def open_sampler(
     hz: float = 1.0,
     log: Path | None = None,
     sinks: SinkChoice | None = None,
-    on_progress: Callable[[str], None] = lambda message: None,
+    on_progress: OnProgress = ignore,
 ) -> Iterator[Sampler]:
     """Yield a sampler that is not started; its log and sinks are complete when this ends.
 

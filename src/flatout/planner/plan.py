@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import flatout
+from flatout.ground import OnProgress, ignore
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput
 from flatout.hardware.device import Device
@@ -29,7 +30,7 @@ from flatout.planner.config.lengths import SequenceLengths, read_lengths, with_l
 from flatout.planner.config.settings import OpenedConfig, Settings, open_config, with_job_sizes
 from flatout.planner.fit.fit_settings import changes_of, fit_settings
 from flatout.planner.fit.fits import DEFAULT_MARGIN, Budget, Forecast, find_budget
-from flatout.planner.fit.progress import Progress, silent
+from flatout.planner.fit.progress import Progress
 from flatout.planner.fit.show import Overview, overview
 from flatout.planner.fit.suggestions import Fit, Wish
 from flatout.planner.forecast.load import ForecastOptions, ForecastRequest, load_forecast
@@ -51,7 +52,7 @@ class PlanOptions(ForecastOptions):
     knobs: Sequence[str] = ()
     overrides: Sequence[str] = ()
     lengths: Path | None = None
-    on_progress: Callable[[str], None] = silent
+    on_progress: OnProgress = ignore
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

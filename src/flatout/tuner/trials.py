@@ -16,12 +16,13 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
+from flatout.ground import OnProgress, ignore
 from flatout.ground.codec import decode, encode
 from flatout.ground.script.main import start_command
 from flatout.measure.evidence import Evidence
@@ -108,7 +109,7 @@ class Trials:
         *,
         module: bool,
         plan: TrialPlan,
-        on_progress: Callable[[str], None] = lambda message: None,
+        on_progress: OnProgress = ignore,
         journal: Journal | None = None,
         ranks: int = 1,
     ) -> None:

@@ -34,8 +34,8 @@ from flatout.engines.adapters.tasks.task import AdapterTask, Example, encode_all
 from flatout.engines.adapters.training.records import BEST, PhaseCheckpoint
 from flatout.engines.run import models
 from flatout.engines.run.fingerprint import check_model, weights_fingerprint
-from flatout.engines.run.folder import OnProgress, ignore
 from flatout.engines.run.ranks import Ranks
+from flatout.ground import OnProgress, ignore
 from flatout.ground.errors import BadInput
 from flatout.ground.units import show_some
 

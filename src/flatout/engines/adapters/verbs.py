@@ -29,19 +29,12 @@ from flatout.engines.adapters.training.phase1_adapters import train_adapters
 from flatout.engines.adapters.training.phase2_router import train_router
 from flatout.engines.adapters.training.phase3_joint import train_jointly
 from flatout.engines.adapters.training.records import KIND, PHASES, PhaseCheckpoint
-from flatout.engines.run.folder import (
-    OnProgress,
-    Outcome,
-    choose_folder,
-    draw_if_possible,
-    find_begun,
-    ignore,
-    recorded,
-)
+from flatout.engines.run.folder import Outcome, choose_folder, draw_if_possible, find_begun, recorded
 from flatout.engines.run.log import RunLog, log_path, read_log
 from flatout.engines.run.meeting import Meeting
 from flatout.engines.run.ranks import Ranks, choose_device, device_name
 from flatout.engines.run.settings import given_settings, save_settings
+from flatout.ground import OnProgress, ignore
 from flatout.ground.codec import encode
 from flatout.ground.documents import read_document, write_document
 from flatout.ground.errors import BadInput

@@ -35,10 +35,10 @@ from flatout.engines.evolution.tasks.find_task import find_task
 from flatout.engines.evolution.tasks.task import EvolutionTask, Prompt, ask_prompts
 from flatout.engines.evolution.training import models
 from flatout.engines.evolution.training.answers import facts_of
-from flatout.engines.run.folder import OnProgress, ignore
 from flatout.engines.run.models import capability_of, choose_dtype
 from flatout.engines.run.ranks import Ranks
 from flatout.engines.run.settings import given_settings
+from flatout.ground import OnProgress, ignore
 from flatout.multiplex.decode.generator import end_tokens
 from flatout.multiplex.decode.steppers import Mode
 from flatout.multiplex.models.families import read_decoder

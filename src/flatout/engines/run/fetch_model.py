@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from flatout.engines.run.folder import OnProgress, ignore
 from flatout.engines.run.models import FETCHED, SAFE, find_model, quietly
+from flatout.ground import OnProgress, ignore
 from flatout.ground.atomic_files import give_plain_modes
 from flatout.ground.errors import BadInput, FlatoutError, MissingExtra, NotFetched, import_extra, near_hint
 from flatout.ground.packages import MINILM, SMOLLM2, Package, fetch

@@ -13,14 +13,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatout.ground import runs
+from flatout.ground import OnProgress, runs
 from flatout.ground.errors import BadInput, MissingExtra
 from flatout.ground.torchrun import Launch, read_launch
 
 FINISHED = "finished"  # how a run ends without an error
 MARK = ".meeting-"  # prefix of the files that show whether nodes share a folder
-OnProgress = Callable[[str], None]  # told in words what a run is doing
-OnCount = Callable[[int, int], None]  # told how many are done, of how many
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +76,6 @@ def check_empty(folder: Path, *, besides: Collection[str] = ()) -> None:
 def recorded(folder: Path, *, kind: str, name: str) -> AbstractContextManager[None]:
     """Keep run.json of a run up to date while the block runs: `report` and `watch --list` read it."""
     return runs.recorded_run(folder, _this_run(kind, name))
-
-
-def ignore(*_told: object) -> None:
-    """Discard the message."""
 
 
 def draw_if_possible(draw: Callable[[], Path], *, on_progress: OnProgress) -> str | None:

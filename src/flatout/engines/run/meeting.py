@@ -25,7 +25,8 @@ from typing import NoReturn
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from flatout.engines.run.folder import MARK, OnProgress, ignore
+from flatout.engines.run.folder import MARK
+from flatout.ground import OnProgress, ignore
 from flatout.ground.errors import BadInput, ChildDied
 from flatout.ground.interrupts import end_with_parent
 from flatout.ground.runs import PRIVATE, make_folder

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.engines.run.folder import (
-    OnCount,
-    OnProgress,
-    Outcome,
-    choose_folder,
-    draw_if_possible,
-    ignore,
-)
+from flatout.engines.run.folder import Outcome, choose_folder, draw_if_possible
 from flatout.engines.run.models import DTypeOrAuto
 from flatout.engines.run.settings import FILE as SETTINGS_FILE
 from flatout.engines.run.settings import given_settings
@@ -39,6 +32,7 @@ from flatout.engines.steering.settings import (
     resume_settings,
 )
 from flatout.engines.steering.workers.placement import place_model
+from flatout.ground import OnCount, OnProgress, ignore
 from flatout.ground.errors import BadInput
 from flatout.ground.runs import folder_of_run, make_folder
 

@@ -19,13 +19,14 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from flatout.ground import OnProgress
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput, FlatoutError, Interrupted, NothingMeasured, ScriptFailed
 from flatout.ground.interrupts import Interrupts, Terminated
@@ -87,7 +88,7 @@ def run_job(
     evidence_path: Path,
     seconds: float,
     script_stdout_to_stderr: bool,
-    on_progress: Callable[[str], None],
+    on_progress: OnProgress,
 ) -> Evidence:
     """Run the job under observation; its evidence is at `evidence_path` when this returns or raises."""
     check_command(command, module=module)
@@ -129,7 +130,7 @@ def run_job(
 
 
 def _run_within(
-    options: dict[str, Any], to_stderr: bool, on_progress: Callable[[str], None], *, distributed: bool
+    options: dict[str, Any], to_stderr: bool, on_progress: OnProgress, *, distributed: bool
 ) -> _End:
     """Run the job, and again without an arm under which it failed, if the time allows another run.
 
@@ -177,7 +178,7 @@ class _End:
     failed_arm: tuple[str, str, int] | None = None  # its label, how the job failed under it, after which step
 
 
-def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: Callable[[str], None]) -> _End:
+def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: OnProgress) -> _End:
     mark = uuid.uuid4().hex
     reader, writer = os.pipe()
     os.set_inheritable(writer, True)
@@ -218,7 +219,7 @@ class _Told:
     has_begun: bool = False  # a step was seen
 
 
-def _follow(reader: int, on_progress: Callable[[str], None], told: _Told) -> None:
+def _follow(reader: int, on_progress: OnProgress, told: _Told) -> None:
     with os.fdopen(reader, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             text = line.rstrip("\n")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from types import FrameType
 from typing import Any
 
+from flatout.ground import OnProgress, ignore
 from flatout.ground.errors import NothingMeasured
 from flatout.measure.evidence import Evidence, Place
 from flatout.measure.run.assemble import Assembly, Ending
@@ -25,7 +26,7 @@ def observe_loop(
     loader: Iterable[Any],
     *,
     seconds: float,
-    on_progress: Callable[[str], None] = lambda message: None,
+    on_progress: OnProgress = ignore,
 ) -> Evidence:
     """Call `step` on batches of `loader`, epoch after epoch, until the measurement is complete.
 
@@ -62,7 +63,7 @@ def observe_loop(
 class _Told(JobListener):
     """Passes progress on to the caller."""
 
-    def __init__(self, on_progress: Callable[[str], None]) -> None:
+    def __init__(self, on_progress: OnProgress) -> None:
         self._on_progress = on_progress
 
     def progress(self, message: str) -> None:

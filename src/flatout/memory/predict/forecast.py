@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flatout.ground.callbacks import OnProgress, ignore
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.hardware.device import Device
@@ -117,7 +118,7 @@ class Forecaster(TracedSteps):
         profile: bool = False,
         knobs: Sequence[str] = (BATCH,),
         store: TraceStore | None = None,
-        on_progress: Callable[[str], None] = lambda message: None,
+        on_progress: OnProgress = ignore,
         on_traces: Callable[[int], None] = lambda num_traces: None,
     ) -> None:
         super().__init__(
@@ -417,7 +418,7 @@ def estimate_job(
     expandable_segments: bool = False,
     native: bool = False,
     lengths: Mapping[int, int] | None = None,
-    on_progress: Callable[[str], None] = lambda message: None,
+    on_progress: OnProgress = ignore,
 ) -> MemoryEstimate:
     """Return the memory of one step of `job` on `device`, one of `ranks`."""
     forecaster = Forecaster(

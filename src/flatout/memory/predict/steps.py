@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal, Protocol
 
+from flatout.ground import OnProgress, ignore
 from flatout.ground.errors import BadInput, StructureChanges
 from flatout.hardware.device import Device
 from flatout.hardware.simulated import simulated_device
@@ -59,7 +60,7 @@ class TracedSteps:
         native: bool = False,
         knobs: Sequence[str] = (BATCH,),
         store: TraceStore | None = None,
-        on_progress: Callable[[str], None] = lambda message: None,
+        on_progress: OnProgress = ignore,
         on_traces: Callable[[int], None] = lambda num_traces: None,
     ) -> None:
         if ranks < 1 or parallel not in ("ddp", "fsdp2"):

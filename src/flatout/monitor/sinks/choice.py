@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from flatout.ground import OnProgress, ignore
 from flatout.ground.errors import BadInput
 from flatout.monitor.sample import Sample
 
@@ -36,9 +37,7 @@ class SinkChoice:
 
 
 @contextmanager
-def open_sinks(
-    choice: SinkChoice, *, on_progress: Callable[[str], None] = lambda message: None
-) -> Iterator[tuple[Sink, ...]]:
+def open_sinks(choice: SinkChoice, *, on_progress: OnProgress = ignore) -> Iterator[tuple[Sink, ...]]:
     """Open the sinks and close them at the end; raise BadInput if one cannot be opened."""
     sinks: list[Sink] = []
     with ExitStack() as stack:
@@ -54,7 +53,7 @@ def open_sinks(
         yield tuple(sinks)
 
 
-def _make_sinks(choice: SinkChoice, on_progress: Callable[[str], None]) -> Iterator[Sink]:
+def _make_sinks(choice: SinkChoice, on_progress: OnProgress) -> Iterator[Sink]:
     """Make the chosen sinks; import modules only for those."""
     if choice.jsonl is not None or choice.csv is not None or choice.tensorboard is not None:
         from flatout.monitor.sinks.files import Csv, JsonLines, TensorBoard

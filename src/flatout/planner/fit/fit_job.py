@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from flatout.ground import OnProgress, ignore
 from flatout.ground.codec import encode
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.predict.estimate import MemoryEstimate
@@ -49,7 +49,7 @@ def fit_job(
     *,
     budget: Budget,
     native: bool = False,
-    on_progress: Callable[[str], None] = lambda message: None,
+    on_progress: OnProgress = ignore,
 ) -> JobFit:
     """Find the largest batch within the budget; raise BatchDoesNotFit with what would help."""
     forecast = Forecaster(job, device=budget.device, native=native, on_progress=on_progress)

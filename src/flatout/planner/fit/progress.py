@@ -10,21 +10,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 
+from flatout.ground import OnProgress, ignore
 from flatout.ground.units import show_rough
 
 SEARCH, PEAK = 5, 1  # traces that a largest batch and a peak take
 
 
-def silent(message: str) -> None:
-    """Discard the message."""
-
-
 class Progress:
     """Counts the questions of a plan and reports those that take long."""
 
-    def __init__(
-        self, say: Callable[[str], None] = silent, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, say: OnProgress = ignore, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._say = say
         self._clock = clock
         self._start_s = clock()

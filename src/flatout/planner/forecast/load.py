@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flatout.ground import OnProgress, ignore
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.hardware.device import Device
@@ -23,7 +24,6 @@ from flatout.memory.predict.allocator import expandable_segments_of
 from flatout.memory.predict.forecast import Forecaster
 from flatout.memory.process.isolated_process import run_in_child
 from flatout.planner.config.knobs import PLANNED
-from flatout.planner.fit.progress import silent
 from flatout.planner.forecast.trace_cache import TraceCache, fingerprint
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class ForecastRequest(ForecastOptions):
     ranks: int = 1
     configs: tuple[Path, ...] = ()  # the files that `values` come from
     keys_of: Callable[[Iterable[str]], frozenset[str]] | None = None  # of knobs and sizes, in `values`
-    on_progress: Callable[[str], None] = silent
+    on_progress: OnProgress = ignore
     on_traces: Callable[[int], None] = lambda num_traces: None  # called with how many are about to be made
 
     @property
@@ -148,7 +148,7 @@ def _trace_cache(request: ForecastRequest, job: Job, values: Mapping[str, Value]
     return None if identity is None else TraceCache(identity)
 
 
-def with_optimizer(job: Job, name: str | None, *, on_progress: Callable[[str], None]) -> Job:
+def with_optimizer(job: Job, name: str | None, *, on_progress: OnProgress) -> Job:
     """Return the job with the optimizer of its config, unless the job names one."""
     if name is None or job.make_optimizer is not adamw:
         return job

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout import __version__
+from flatout.ground import OnProgress, ignore
 from flatout.ground.documents import DocumentKind, read_document
 from flatout.ground.errors import BadInput
 from flatout.ground.script.command import check_command
@@ -69,7 +70,7 @@ class CheckOptions:
     module: bool = False
     tolerance: float = TOLERANCE
     pairs: int = PAIRS  # at most
-    on_progress: Callable[[str], None] = lambda message: None
+    on_progress: OnProgress = ignore
 
 
 def check_sources(base: str, command: Sequence[str], options: CheckOptions) -> Checked:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+from flatout.ground import OnProgress
 from flatout.ground.errors import BadInput
 from flatout.measure.evidence import Evidence
 from flatout.tuner import verdict
@@ -44,7 +45,7 @@ class Times:
     """Times the trials of one job, within the given seconds."""
 
     def __init__(
-        self, trials: Trials, evidence: Evidence, *, within_s: float | None, say: Callable[[str], None]
+        self, trials: Trials, evidence: Evidence, *, within_s: float | None, say: OnProgress
     ) -> None:
         self.trials, self.evidence, self._say = trials, evidence, say
         self.pairs: dict[str, Pairs] = {}  # runs without and with a treatment, by label

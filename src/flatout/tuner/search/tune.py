@@ -19,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flatout.ground import OnProgress, ignore
 from flatout.ground.errors import BadInput
 from flatout.ground.interrupts import Interrupts
 from flatout.hardware.ray_cluster import RayCluster
@@ -67,7 +68,7 @@ class Tuner:
         allow_lossy: bool,
         only: Sequence[str] = (),
         patch: bool = False,
-        on_progress: Callable[[str], None],
+        on_progress: OnProgress,
         journal: Journal | None = None,
         cluster: RayCluster | None = None,
         within_s: float | None = None,
@@ -469,7 +470,7 @@ def tune(
     allow_lossy: bool = False,
     only: Sequence[str] = (),
     patch: bool = False,
-    on_progress: Callable[[str], None] = lambda message: None,
+    on_progress: OnProgress = ignore,
     resume: bool = False,
     evidence_path: Path | None = None,
     cluster: RayCluster | None = None,

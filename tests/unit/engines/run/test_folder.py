@@ -13,10 +13,9 @@ from flatout.engines.run.folder import (
     choose_folder,
     draw_if_possible,
     find_begun,
-    ignore,
     recorded,
 )
-from flatout.ground import runs
+from flatout.ground import ignore, runs
 from flatout.ground.errors import BadInput, MissingExtra
 
 

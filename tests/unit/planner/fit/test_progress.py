@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.planner.fit.progress import Progress, silent
+from flatout.planner.fit.progress import Progress
 
 
 class Clock:
@@ -79,4 +79,3 @@ def test_more_questions_than_expected_are_counted(said: list[str]) -> None:
 
 def test_nobody_has_to_listen() -> None:
     Progress().work("tracing")
-    silent("tracing")

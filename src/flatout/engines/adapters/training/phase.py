@@ -31,8 +31,8 @@ from flatout.engines.adapters.training.records import (
     checkpoints_of,
 )
 from flatout.engines.run.checkpoints import thread_note
-from flatout.engines.run.folder import OnProgress
 from flatout.engines.run.log import RunLog, is_left
+from flatout.ground import OnProgress
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput, ChildDied, Interrupted
 from flatout.ground.interrupts import Interrupts

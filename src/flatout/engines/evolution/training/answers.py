@@ -23,6 +23,7 @@ from flatout.engines.evolution.rewards.worker import Failure
 from flatout.engines.evolution.tasks.task import ask_prompts, running, text_of_ids
 from flatout.engines.evolution.training import models, schedule
 from flatout.engines.evolution.training.records import ShownAnswer
+from flatout.ground import OnProgress
 from flatout.ground.errors import BadInput
 from flatout.ground.units import round_up
 from flatout.multiplex.decode.generator import Generator, end_tokens
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from flatout.engines.evolution.settings import EvolveSettings
     from flatout.engines.evolution.tasks.task import EvolutionTask, Prompt
     from flatout.engines.evolution.training.records import EvolutionState
-    from flatout.engines.run.folder import OnProgress
     from flatout.engines.run.ranks import Ranks
     from flatout.multiplex.decode.steppers import Mode
     from flatout.multiplex.models.decoder import Decoder

@@ -45,13 +45,11 @@ from flatout.engines.evolution.training.records import (
 from flatout.engines.run.checkpoints import Checkpoint, thread_note
 from flatout.engines.run.fingerprint import check_model, weights_fingerprint
 from flatout.engines.run.folder import (
-    OnProgress,
     Outcome,
     check_empty,
     choose_folder,
     draw_if_possible,
     find_begun,
-    ignore,
     recorded,
 )
 from flatout.engines.run.log import RunLog, is_left
@@ -59,6 +57,7 @@ from flatout.engines.run.meeting import Meeting
 from flatout.engines.run.models import capability_of, choose_dtype
 from flatout.engines.run.ranks import Ranks
 from flatout.engines.run.settings import given_settings, save_settings
+from flatout.ground import OnProgress, ignore
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput, ChildDied, Interrupted
 from flatout.ground.interrupts import Interrupts

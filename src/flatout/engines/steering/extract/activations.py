@@ -28,7 +28,6 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
-from flatout.engines.run.folder import OnCount, ignore
 from flatout.engines.steering.blocks import blocks_of, chosen_layers, dtype_name, input_device, width_of
 from flatout.engines.steering.extract.async_copy import AsyncCopy, prioritise_launches
 from flatout.engines.steering.extract.batches import BatchRunner, Work, forks_pay, plan_work
@@ -37,6 +36,7 @@ from flatout.engines.steering.extract.positions import Position, show_position, 
 from flatout.engines.steering.extract.store import ActivationStore, Origin
 from flatout.engines.steering.extract.tokens import Encoded, Tokens, encode_ahead
 from flatout.engines.steering.questions import Question
+from flatout.ground import OnCount, ignore
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from flatout.engines.run.folder import OnProgress, recorded
+from flatout.engines.run.folder import recorded
 from flatout.engines.run.settings import save_settings
 from flatout.engines.steering.blocks import blocks_of, chosen_layers
 from flatout.engines.steering.load_model import LoadedModel, load_model
@@ -37,6 +37,7 @@ from flatout.engines.steering.workers.crew import Crew, end_with_starter, plan_w
 from flatout.engines.steering.workers.heartbeat import Heartbeat, read_beats, wait_for_silence
 from flatout.engines.steering.workers.placement import Placement, place_model
 from flatout.engines.steering.workers.ray_crew import RayCrew
+from flatout.ground import OnProgress
 from flatout.ground.atomic_files import refused_by_disk, try_lock, unwritable
 from flatout.ground.errors import BadInput, Interrupted, is_interrupt
 from flatout.hardware.ray_cluster import RayCluster

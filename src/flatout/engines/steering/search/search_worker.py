@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
-from flatout.engines.run.folder import OnProgress
 from flatout.engines.steering.load_model import LoadedModel
 from flatout.engines.steering.questions import QuestionSplit
 from flatout.engines.steering.search.halved_search import HalvedSearch, OnEvent
@@ -18,6 +17,7 @@ from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.scoring import Judged, MultipleChoice, Scorer, encode_prompts, find_judge
 from flatout.engines.steering.trials.trial_engine import TrialEngine
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
+from flatout.ground import OnProgress
 from flatout.ground.errors import BadInput
 
 GPU_ROWS, CPU_ROWS = 256, 64

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from flatout.engines.run.folder import OnProgress
 from flatout.engines.run.ranks import device_name
 from flatout.engines.steering.blocks import blocks_of
 from flatout.engines.steering.extract.tokens import encode
@@ -42,6 +41,7 @@ from flatout.engines.steering.search.search_worker import SearchWorker
 from flatout.engines.steering.search.space import steering_of
 from flatout.engines.steering.trials.scoring import continue_prompts
 from flatout.engines.steering.trials.trial_engine import TrialEngine
+from flatout.ground import OnProgress
 from flatout.ground.errors import BadInput
 from flatout.measure.statistics import bootstrap_interval
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flatout.engines.run.folder import OnCount
 from flatout.engines.steering.extract.activations import Activations, extract
 from flatout.engines.steering.extract.positions import read_position
 from flatout.engines.steering.extract.store import ActivationStore
@@ -14,6 +13,7 @@ from flatout.engines.steering.load_model import LoadedModel
 from flatout.engines.steering.questions import Question, write_prompts
 from flatout.engines.steering.settings import SearchSettings, read_layers, read_tier
 from flatout.engines.steering.vectors.steering_vectors import SteeringVectors, fit, method_file
+from flatout.ground import OnCount
 from flatout.ground.units import read_bytes
 
 

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from flatout.engines.run.folder import OnProgress
 from flatout.engines.steering.workers.placement import Placement
+from flatout.ground import OnProgress
 
 SUPERVISED = "FLATOUT_STEER_SUPERVISED"
 GRACE_S = 30.0  # for a worker to write down what it has, after an interrupt

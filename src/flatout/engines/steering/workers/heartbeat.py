@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING
 
-from flatout.engines.run.folder import OnProgress, ignore
+from flatout.ground import OnProgress, ignore
 
 if TYPE_CHECKING:
     import optuna

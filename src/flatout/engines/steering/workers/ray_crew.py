@@ -15,8 +15,8 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flatout.engines.run.folder import OnProgress
 from flatout.engines.steering.workers.crew import SUPERVISED, Ended
+from flatout.ground import OnProgress
 from flatout.ground.errors import BadInput
 from flatout.hardware.ray_cluster import RayCluster
 
