@@ -15,11 +15,10 @@ corrects the answers.  The seconds of a micro-batch are measured at its own batc
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
-from flatout.ground.callbacks import OnProgress, ignore
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.hardware.device import Device
@@ -31,7 +30,7 @@ from flatout.memory.predict.notes import LEANS, notes_on_guesses
 from flatout.memory.predict.repeat_steps import repeat_steps
 from flatout.memory.predict.replay import SizedTrace, sized
 from flatout.memory.predict.samples import BATCH
-from flatout.memory.predict.steps import Key, Parallel, TracedSteps, TraceStore
+from flatout.memory.predict.steps import Key, StepOptions, TracedSteps
 
 if TYPE_CHECKING:
     from flatout.hardware.device import Device
@@ -109,29 +108,12 @@ class Forecaster(TracedSteps):
         self,
         job: Job,
         *,
-        device: Device | str | None = None,
         context: Decision[int] = CONTEXT,
-        ranks: int = 1,
-        parallel: Parallel = "ddp",
         expandable_segments: bool = False,
-        native: bool = False,
         profile: bool = False,
-        knobs: Sequence[str] = (BATCH,),
-        store: TraceStore | None = None,
-        on_progress: OnProgress = ignore,
-        on_traces: Callable[[int], None] = lambda num_traces: None,
+        **options: Unpack[StepOptions],
     ) -> None:
-        super().__init__(
-            job,
-            device=device,
-            ranks=ranks,
-            parallel=parallel,
-            native=native,
-            knobs=knobs,
-            store=store,
-            on_progress=on_progress,
-            on_traces=on_traces,
-        )
+        super().__init__(job, **options)
         self.context = context
         self.expandable_segments = expandable_segments
         self._profile = profile
@@ -412,24 +394,12 @@ def estimate_job(
     recipe: Recipe | None = None,
     *,
     sizes: Sizes | None = None,
-    device: Device | str | None = None,
-    ranks: int = 1,
-    parallel: Parallel = "ddp",
-    expandable_segments: bool = False,
-    native: bool = False,
     lengths: Mapping[int, int] | None = None,
-    on_progress: OnProgress = ignore,
+    expandable_segments: bool = False,
+    **options: Unpack[StepOptions],
 ) -> MemoryEstimate:
-    """Return the memory of one step of `job` on `device`, one of `ranks`."""
-    forecaster = Forecaster(
-        job,
-        device=device,
-        ranks=ranks,
-        parallel=parallel,
-        expandable_segments=expandable_segments,
-        native=native,
-        on_progress=on_progress,
-    )
+    """Return the memory of one step of `job`, on `device` and as one of `ranks` if the options name them."""
+    forecaster = Forecaster(job, expandable_segments=expandable_segments, **options)
     return forecaster.estimate(recipe or Recipe(), sizes=sizes, lengths=lengths)
 
 

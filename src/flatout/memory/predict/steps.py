@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypedDict
 
 from flatout.ground import OnProgress, ignore
 from flatout.ground.errors import BadInput, StructureChanges
@@ -42,6 +42,19 @@ class TraceStore(Protocol):
     def find(self, conditions: object) -> Trace | None: ...
 
     def keep(self, conditions: object, trace: Trace) -> None: ...
+
+
+class StepOptions(TypedDict, total=False):
+    """What `TracedSteps` takes beside the job."""
+
+    device: Device | str | None
+    ranks: int
+    parallel: Parallel
+    native: bool
+    knobs: Sequence[str]
+    store: TraceStore | None
+    on_progress: OnProgress
+    on_traces: Callable[[int], None]  # told how many are about to be made
 
 
 class TracedSteps:
