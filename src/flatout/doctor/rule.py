@@ -31,7 +31,7 @@ import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple
+from typing import NamedTuple, NotRequired, TypedDict, Unpack
 
 from flatout.doctor.ceilings import prove
 from flatout.doctor.finding import SAFETIES, Ceiling, Finding, FixSafety
@@ -94,6 +94,15 @@ def families(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
     return found
 
 
+class Said(TypedDict):
+    """What a rule says of a finding beside its place and message, as `Title.finding` takes it."""
+
+    figures: Iterable[str]
+    share: NotRequired[float | None]
+    fix: NotRequired[str | None]
+    safety: NotRequired[FixSafety | None]
+
+
 class Title(NamedTuple):
     """What the findings of a rule share, read from its docstring, and its arms; makes them."""
 
@@ -138,13 +147,10 @@ class Title(NamedTuple):
         place: Place | None,
         message: str,
         *,
-        figures: Iterable[str],
-        fix: str | None = None,
-        safety: FixSafety | None = None,
-        share: float | None = None,
         arms: tuple[str, ...] | None = None,
         observed_share: float | None = None,
         proved_at: Place | None = None,
+        **said: Unpack[Said],
     ) -> list[Finding]:
         """Make the finding of a cause of lost time, with what the arms measured there; none without a gain.
 
@@ -160,17 +166,7 @@ class Title(NamedTuple):
         )
         if proof.refuted:
             return []
-        found = self.finding(
-            place,
-            message,
-            figures=figures,
-            share=share,
-            ceiling=proof.ceiling,
-            fix=fix,
-            safety=safety,
-            no_ceiling=proof.reason,
-        )
-        return [found]
+        return [self.finding(place, message, ceiling=proof.ceiling, no_ceiling=proof.reason, **said)]
 
 
 @functools.cache
