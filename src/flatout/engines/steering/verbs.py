@@ -66,12 +66,18 @@ class Extraction:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FittedMethod:
+class WrittenVectors:
+    """A file of vectors, and what is in it."""
+
+    path: str
+    method: str
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FittedMethod(WrittenVectors):
     """Vectors of one method."""
 
-    method: str
-    path: str
-    layers: tuple[int, ...]
     norms: tuple[float, ...]  # the mean length of the residual stream at each layer: what strength 1 adds
 
 
@@ -228,12 +234,9 @@ def steer_apply(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ConvertedVectors:
+class ConvertedVectors(WrittenVectors):
     """Vectors that were read from one file and written to another."""
 
-    path: str
-    method: str
-    layers: tuple[int, ...]
     width: int
 
 
