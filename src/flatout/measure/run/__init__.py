@@ -6,11 +6,10 @@ lineage     parents and children: orphans, death signals, exit codes between the
 session     run the script as `__main__` and end it when enough is known
 loop        the same for a loop given as a function, in this process
 observer    count the job's steps and assign them to instruments
-deadline    how long a diagnosis may take, and when a step is overdue
+deadline    how long a diagnosis and each of its blocks may take
 steps       where a step ends, and `flatout.step()`
 schedule    which steps serve which instrument and which arm
 rows        the recorded steps
-watchdog    give up on a block of steps that hangs
 passes      the instruments that slow a job down, each on for the few steps of its pass
 ranks/      several processes of one job, on one machine or many
 episodes    time outside the typical step: evaluations, rollouts, checkpoints, set-up

@@ -1,17 +1,23 @@
-"""How long a diagnosis may take, and when a step that goes on past its end is overdue.
+"""How long a diagnosis may take, and each block of its steps.
 
 The time counts from the command's start, imports and set-up included, but the steps get some of it however
 long these took.  A step under way at the end may still come to its end: an instrument slows it tenfold, and
 an evaluation takes longer than any step.  Once it is overdue, the diagnosis ends inside it.
+
+A block may hang: a loop may wait for something that an arm removes.  After a while the arm is told to let the
+code run unchanged.  That does not free a thread that waits for another one, so after as long again the
+process ends.
 """
 
 from __future__ import annotations
 
 import statistics
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from flatout.measure.clock import now
+from flatout.measure.process.own_thread import OwnThread
 from flatout.measure.run.lineage import LEAST_SET_UP_S, OVERDUE_S
 
 LEAST_STEPS_S = 5.0  # from the first step on, or the whole time if that is shorter
@@ -63,3 +69,26 @@ class Deadline:
         if differs:
             self._announced_s = due_s
         return differs
+
+
+class Watchdog:
+    """Watches one block at a time."""
+
+    def __init__(self) -> None:
+        self._thread: OwnThread | None = None
+
+    def watch(self, *, longest_s: float, on_late: Callable[[], None], on_stuck: Callable[[], None]) -> None:
+        """Call `on_late` after `longest_s` and `on_stuck` after as long again, unless `end` comes first."""
+        start_s = now()
+        due = [(start_s + longest_s, on_late), (start_s + 2 * longest_s, on_stuck)]
+
+        def wait(leave: threading.Event) -> None:
+            while due and not leave.wait(max(0.0, due[0][0] - now())):
+                due.pop(0)[1]()
+
+        self._thread = OwnThread(wait, name="flatout-watchdog")
+        self._thread.start()
+
+    def end(self) -> None:
+        if self._thread is not None:
+            self._thread.stop()

@@ -29,7 +29,7 @@ from flatout.measure.patches import Patches
 from flatout.measure.phases import install_phases, install_transfers, narrow_modules
 from flatout.measure.process.watch import ProcessWatch
 from flatout.measure.run import steps
-from flatout.measure.run.deadline import Deadline
+from flatout.measure.run.deadline import Deadline, Watchdog
 from flatout.measure.run.episodes import heaviest
 from flatout.measure.run.lineage import UNFINISHED
 from flatout.measure.run.passes import Passes
@@ -52,7 +52,6 @@ from flatout.measure.run.schedule import (
     plan_rounds,
 )
 from flatout.measure.run.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
-from flatout.measure.run.watchdog import Watchdog
 from flatout.measure.statistics import compare
 from flatout.measure.user_code import UserCode, framework_around
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
 from flatout.measure.clock import now
-from flatout.measure.run.deadline import LEAST_NEWS_S, LEAST_STEPS_S, OVERDUE, Deadline
+from flatout.measure.run.deadline import LEAST_NEWS_S, LEAST_STEPS_S, OVERDUE, Deadline, Watchdog
 from flatout.measure.run.lineage import LEAST_SET_UP_S, OVERDUE_S
+
+NEVER_S = 60.0
 
 
 def test_the_time_counts_from_the_beginning_that_is_given() -> None:
@@ -50,3 +53,24 @@ def test_news_is_what_differs_from_what_was_said() -> None:
     assert deadline.is_news(100.0)
     assert not deadline.is_news(100.0 + LEAST_NEWS_S / 2)
     assert deadline.is_news(100.0 + 2 * LEAST_NEWS_S)
+
+
+def test_a_block_that_does_not_end_is_late_and_then_stuck() -> None:
+    late, stuck = threading.Event(), threading.Event()
+    Watchdog().watch(longest_s=0.001, on_late=late.set, on_stuck=stuck.set)
+    assert stuck.wait(NEVER_S) and late.is_set()
+
+
+def test_a_block_that_goes_on_once_it_was_released_is_only_late() -> None:
+    watchdog, late, stuck = Watchdog(), threading.Event(), threading.Event()
+
+    def release() -> None:
+        watchdog.end()
+        late.set()
+
+    watchdog.watch(longest_s=0.001, on_late=release, on_stuck=stuck.set)
+    assert late.wait(NEVER_S)
+    for thread in threading.enumerate():
+        if thread.name == "flatout-watchdog":
+            thread.join(NEVER_S)
+    assert not stuck.is_set()
