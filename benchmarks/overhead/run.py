@@ -31,7 +31,7 @@ sys.path.insert(0, str(HERE))
 from workloads import WORKLOADS, Step, environment  # noqa: E402
 
 from flatout.measure.run.observer import Observer, ObserverOptions  # noqa: E402
-from flatout.measure.run.schedule import StepBlock, WarmUp  # noqa: E402
+from flatout.measure.run.schedule import StepBlock  # noqa: E402
 
 # (steps before timing, timed steps): past the warm-up, and with a loader past the batches looked at closely
 STEPS = {"modules": (10, 40), "encoder": (8, 10), "loader": (40, 100)}
@@ -41,14 +41,14 @@ Arm = Callable[[], AbstractContextManager[Any]]
 class RealSteps(Observer):
     """An observer whose plan, after its own warm-up, is real blocks only, of the length it would plan."""
 
-    def _plan(self, warm_up: WarmUp | None) -> list[StepBlock]:
-        real = [block for block in super()._plan(warm_up) if block.arm == "real"]
+    def _plan(self) -> list[StepBlock]:
+        real = [block for block in super()._plan() if block.arm == "real"]
         return [max(real, key=lambda block: block.num_steps)] * 1000
 
 
 @contextmanager
 def observed() -> Iterator[None]:
-    observer = RealSteps(ObserverOptions(folder=str(HERE)), on_finished=lambda: None)
+    observer = RealSteps(ObserverOptions(folder=str(HERE)))
     observer.install()
     try:
         yield
