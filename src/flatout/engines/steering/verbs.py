@@ -37,17 +37,9 @@ from flatout.ground.errors import BadInput
 from flatout.ground.runs import folder_of_run, make_folder
 
 if TYPE_CHECKING:
+    from flatout.engines.steering.extract.tiers import HeldTier
     from flatout.engines.steering.search.halved_search import Event
     from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldTier:
-    """A memory above the store, and what it holds after the extraction was read once."""
-
-    device: str
-    budget_bytes: int
-    held_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +54,7 @@ class Extraction:
     recipe: dict[str, str]
     num_read: int  # of the distinct texts, those that the store had
     break_even: str | None  # when storing beats computing again; None where something came from the store
-    tiers: tuple[HeldTier, ...] = ()
+    tiers: tuple[HeldTier, ...] = ()  # above the store, after the extraction was read once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +97,6 @@ def steer_extract(given: Mapping[str, Any], *, on_count: OnCount = ignore) -> Ex
     held = store.read(found.origin, keys=keys, layers=found.layers)
     computed_s = seconds - store.written_s
     pays = store.storing_pays(num_bytes=held.values.nbytes, recompute_s=computed_s, uses=1)
-    tiers = zip(store.tiers.tiers, store.tiers.held_bytes(), strict=True)
     return Extraction(
         num_texts=len(found.keys),
         layers=found.layers,
@@ -115,10 +106,7 @@ def steer_extract(given: Mapping[str, Any], *, on_count: OnCount = ignore) -> Ex
         recipe=dict(found.recipe),
         num_read=found.num_read,
         break_even=None if found.num_read else str(pays.reason),
-        tiers=tuple(
-            HeldTier(device=tier.device, budget_bytes=tier.budget_bytes, held_bytes=num_bytes)
-            for tier, num_bytes in tiers
-        ),
+        tiers=store.tiers.held(),
     )
 
 

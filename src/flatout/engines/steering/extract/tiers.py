@@ -41,6 +41,13 @@ class Tier:
         return held.copy_(block)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeldTier(Tier):
+    """A tier, and the bytes of the blocks that it holds."""
+
+    held_bytes: int
+
+
 class Tiers:
     """Blocks by their key, over several tiers, fastest first."""
 
@@ -65,6 +72,13 @@ class Tiers:
     def held_bytes(self) -> tuple[int, ...]:
         """Count the bytes in each tier."""
         return tuple(sum(block.nbytes for block in held.values()) for held in self._held)
+
+    def held(self) -> tuple[HeldTier, ...]:
+        """Return the tiers with what they hold."""
+        return tuple(
+            HeldTier(device=tier.device, budget_bytes=tier.budget_bytes, held_bytes=num_bytes)
+            for tier, num_bytes in zip(self.tiers, self.held_bytes(), strict=True)
+        )
 
     def level_of(self, key: Hashable) -> int | None:
         """Return the tier that holds a block; None if only the disk does."""
