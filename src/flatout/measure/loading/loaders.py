@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 MOST_KEPT_BYTES = 2 << 30
 BRIEFLY_S = 0.02
 LONGEST_REST_S, LOOK_AGAIN_S = 0.3, 0.002
+MOST_STEPS_OF_A_BATCH = 32  # that train on it again and again
 
 END = object()
 
@@ -233,7 +234,7 @@ class LoaderWatch:
         Steps between two epochs prove nothing: between two evaluations lies the training.
         """
         for record in (self._latest, *records):
-            if record is not None and self.num_steps > (record.step_at_last_batch or 0):
+            if record is not None and self.num_steps > record.last_step:
                 record.trains = True
 
     def _note_batch(self, iterator: Any, record: LoaderRecord, batch: Any, start: float) -> None:
@@ -354,8 +355,14 @@ class LoaderWatch:
             time.sleep(LOOK_AGAIN_S)
 
     def trained_on(self) -> LoaderRecord | None:
+        """Return the loader whose batches the steps of now train on.
+
+        A loader that gave one batch before all of the training is none: serving it again changes no step.
+        """
         self._note_steps()
-        return next((record for record in self.records if record.trains), None)
+        since = self.num_steps - MOST_STEPS_OF_A_BATCH
+        fresh = (record for record in self.records if record.trains and record.last_step >= since)
+        return next(fresh, None)
 
     def training_loader(self) -> Any | None:
         """Return the training loader; None if it is gone or is not a DataLoader."""
