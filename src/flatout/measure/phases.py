@@ -223,8 +223,13 @@ def _timed_step(observer: Observer, step: Callable[..., Any]) -> Callable[..., A
         clock.enter(OPTIMIZER)
         if observer.marks is not None:
             observer.marks.mark(OPTIMIZER)
+        given, named = _outside_optimizer(clock, args), _outside_optimizer(clock, kwargs)
         try:
-            result = step(optimizer, *_outside_optimizer(clock, args), **_outside_optimizer(clock, kwargs))
+            while True:
+                before = observer.num_arms, observer.num_backwards
+                result = step(optimizer, *given, **named)
+                if not observer.has_cut_training_short(*before):
+                    break
         finally:
             clock.leave()
         observer.note_optimizer(optimizer)

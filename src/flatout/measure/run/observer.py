@@ -51,7 +51,7 @@ from flatout.measure.run.schedule import (
     plan_passes,
     plan_rounds,
 )
-from flatout.measure.run.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
+from flatout.measure.run.steps import BACKWARD_CALL, EXPLICIT, OPTIMIZER_STEP, Anchor, Key
 from flatout.measure.statistics import compare
 from flatout.measure.user_code import UserCode, framework_around
 
@@ -133,6 +133,7 @@ class Observer:
         self.device = "cpu"
         self.framework: str | None = None
         self.num_forwards = self.num_backwards = 0
+        self.num_arms = 0  # blocks of arms that have begun
         self.finished = False
         self.removed = False
         self._restart()
@@ -202,6 +203,18 @@ class Observer:
     def arm_under_way(self) -> Arm | None:
         """The arm of the current steps, if any."""
         return None if self.finished or self.removed else self.arms.get(self.arm)
+
+    def has_cut_training_short(self, num_arms: int, num_backwards: int) -> bool:
+        """Return whether an arm may have ended a `step` of L-BFGS that is all of the training.
+
+        Without a block the loss stays the same and gradients vanish, so the optimizer believes that it is
+        done.  The numbers are those of arms and backward passes when the call began.
+        """
+        if self.finished or self.removed or self.anchor.current is None:
+            return False
+        among_arms = self.arm_under_way is not None or self.num_arms > num_arms
+        trained = self.anchor.current[0] == BACKWARD_CALL and self.num_backwards > num_backwards
+        return among_arms and trained
 
     def adopt_thread(self) -> bool:
         """Return whether this is the training thread; the first optimizer step decides which one is."""
@@ -655,6 +668,7 @@ class Observer:
         self.tools.begin(label, self.device)
 
     def _begin_arm(self, arm: Arm) -> None:
+        self.num_arms += 1
         try:
             arm.begin()
         except Exception as error:  # noqa: BLE001 - ours; the steps run as they are and do not count
