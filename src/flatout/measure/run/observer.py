@@ -51,10 +51,11 @@ from flatout.measure.run.schedule import (
     plan_passes,
     plan_rounds,
 )
-from flatout.measure.run.steps import BACKWARD_CALL, EXPLICIT, OPTIMIZER_STEP, Anchor, Key
+from flatout.measure.run.steps import BACKWARD_CALL, EXPLICIT, MODEL_CALL, OPTIMIZER_STEP, Anchor, Key
 from flatout.measure.statistics import compare
 from flatout.measure.user_code import UserCode, framework_around
 
+WAIT_S = 1.0  # for the first backward pass, again and again until the time is up
 MOST_SHOWN = 4  # lines of a step that was cut short, outermost first
 HANGS_S, HANGS = 8.0, 5  # a block of an arm: at least these seconds, and this multiple of a real block's time
 FEWEST_WARM_UP = 2  # steps, if the time is up before the job is warm
@@ -392,7 +393,7 @@ class Observer:
         if not self.agreement.shared:
             self._drop_passes()
         if self.block_number == len(self.blocks) and not late:
-            self.blocks += self._next_blocks()
+            self.blocks += self._next_blocks() or self._until_training()
         if self.block_number == len(self.blocks) or late:
             self._is_late(not self.agreement.shared)
             self._leave_out(block.arm for block in self._later)
@@ -614,6 +615,15 @@ class Observer:
     def _next_round(self) -> StepBlock | None:
         assert self.rounds is not None
         return self.rounds.next(seconds_left=self.seconds_left, measure=self.measured)
+
+    def _until_training(self) -> list[StepBlock]:
+        """Return more steps if they are model calls with gradients: games, say, before the first backward."""
+        import torch
+
+        is_call = self.anchor.current is not None and self.anchor.current[0] == MODEL_CALL
+        if not is_call or not torch.is_grad_enabled() or self.agreement.shared:
+            return []
+        return [StepBlock(arm=REAL, num_steps=max(1, math.ceil(WAIT_S / self._real_step_s())))]
 
     def _last_block(self) -> list[StepBlock]:
         """Add unchanged steps if few were seen: something that comes once in many steps may show."""
