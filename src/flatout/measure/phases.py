@@ -226,9 +226,9 @@ def _timed_step(observer: Observer, step: Callable[..., Any]) -> Callable[..., A
         given, named = _outside_optimizer(clock, args), _outside_optimizer(clock, kwargs)
         try:
             while True:
-                before = observer.num_arms, observer.num_backwards
+                num_backwards = observer.num_backwards
                 result = step(optimizer, *given, **named)
-                if not observer.has_cut_training_short(*before):
+                if not observer.has_cut_training_short(since=num_backwards):
                     break
         finally:
             clock.leave()

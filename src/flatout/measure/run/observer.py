@@ -205,17 +205,15 @@ class Observer:
         """The arm of the current steps, if any."""
         return None if self.finished or self.removed else self.arms.get(self.arm)
 
-    def has_cut_training_short(self, num_arms: int, num_backwards: int) -> bool:
+    def has_cut_training_short(self, *, since: int) -> bool:
         """Return whether an arm may have ended a `step` of L-BFGS that is all of the training.
 
         Without a block the loss stays the same and gradients vanish, so the optimizer believes that it is
-        done.  The numbers are those of arms and backward passes when the call began.
+        done, then or later.  `since` is the number of backward passes before the call.
         """
-        if self.finished or self.removed or self.anchor.current is None:
+        if self.finished or self.removed or not self.num_arms or self.anchor.current is None:
             return False
-        among_arms = self.arm_under_way is not None or self.num_arms > num_arms
-        trained = self.anchor.current[0] == BACKWARD_CALL and self.num_backwards > num_backwards
-        return among_arms and trained
+        return self.anchor.current[0] == BACKWARD_CALL and self.num_backwards > since
 
     def adopt_thread(self) -> bool:
         """Return whether this is the training thread; the first optimizer step decides which one is."""
