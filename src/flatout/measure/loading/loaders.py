@@ -62,6 +62,7 @@ class LoaderWatch:
         self.counts_rows = True  # in every timed step on real batches; removing a statement changes the waits
         self.num_steps = 0  # optimizer steps so far, told by the observer
         self.num_batches = 0
+        self.num_served = 0  # of them, in this block of an arm, batches that stand in for real ones
         self.rows: int | None = None
         self.epoch_began = self.training_epoch_began = False
         self.fell_back = False  # a real batch had to be served in place of a kept one
@@ -215,6 +216,7 @@ class LoaderWatch:
             if batch is not None:
                 record.given += 1
                 self.num_batches += 1
+                self.num_served += 1
                 return batch
             self.fell_back = True
         if record.queued_before is not None:
@@ -337,7 +339,7 @@ class LoaderWatch:
 
         Workers first finish the batches they were asked for, or they take cores from steps without loading.
         """
-        self.serving = arm
+        self.serving, self.num_served = arm, 0
         if arm is not None:
             self._let_workers_rest()
         for record in self.records:
