@@ -235,7 +235,7 @@ class Observer:
     def after_model_call(self, key: Key, name: str) -> None:
         """Note a model call or backward, which ends a step only in loops without an optimizer."""
         frozen = self.anchor.frozen
-        if frozen is not None and frozen != key:
+        if frozen is not None and frozen != key and frozen[0] <= key[0]:
             return  # the usual case: kept short, because every step runs it
         if any(kind <= OPTIMIZER_STEP for kind, _ in self.anchor.counts):
             return
