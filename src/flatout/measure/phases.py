@@ -16,7 +16,7 @@ from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER, 
 from flatout.measure.lines.live_objects import with_subclasses
 from flatout.measure.lines.module_calls import ModuleCalls
 from flatout.measure.patches import Patches, keep_out_of_graphs
-from flatout.measure.run.steps import BACKWARD_CALL, MODEL_CALL, OPTIMIZER_STEP
+from flatout.measure.run.steps import BACKWARD_CALL, MODEL_CALL, MODEL_CALLED, OPTIMIZER_STEP
 
 if TYPE_CHECKING:
     from flatout.measure.run.observer import Observer
@@ -62,7 +62,7 @@ def _patch_modules(observer: Observer, patches: Patches) -> None:
         if observer.tools.module_calls is not None:
             observer.tools.module_calls.note(module, args, kwargs, result, sys._getframe(1), spent_s)
         if not training_follows():
-            observer.after_model_call((MODEL_CALL, id(module)), f"{type(module).__name__} call")
+            observer.after_model_call((MODEL_CALL, id(module)), f"{type(module).__name__}{MODEL_CALLED}")
         return result
 
     outermost.unwatched = (outermost, call)  # type: ignore[attr-defined]
