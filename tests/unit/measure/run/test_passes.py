@@ -67,7 +67,9 @@ def test_each_pass_brings_its_evidence(passes: Passes) -> None:
 
 
 @pytest.mark.parametrize("arms", [("count", "stacks"), ("stacks", "count")])
-def test_lines_of_the_loss_are_known_whichever_pass_comes_first(passes: Passes, arms: tuple[str, ...]) -> None:
+def test_lines_of_the_loss_are_known_whichever_pass_comes_first(
+    passes: Passes, arms: tuple[str, ...]
+) -> None:
     weight = torch.ones(400, 400, requires_grad=True)
     for arm in arms:
         passes.begin(arm, "cpu")

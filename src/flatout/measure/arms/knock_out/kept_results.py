@@ -1,10 +1,10 @@
 """Keep what a block computed in one step, and return it in place of the block in later steps.
 
 A returned tensor is tied to the tensors that the block would have read: gradients of zero flow to them, and
-none into the block.  An input that the block fills in place (`batch[i] = row`) is filled with the same values, as
-the memory of a new tensor holds anything.  Each call in a step has its own results, and so do calls with
-inputs of other shapes: if none are known, the block runs and the step does not count.  A lookup takes some microseconds, and a step may
-need a thousand of them, so lookups are not timed.
+none into the block.  An input that the block fills in place (`batch[i] = row`) is filled with the same
+values, as the memory of a new tensor holds anything.  Each call in a step has its own results, and so do
+calls with inputs of other shapes: if none are known, the block runs and the step does not count.  A lookup
+takes some microseconds, and a step may need a thousand of them, so lookups are not timed.
 
 Shapes say nothing about a list of graphs.  Results of such inputs are kept in two steps, and serve only if
 they have the same shapes in both.  Steps on one and the same batch need only one.
@@ -247,9 +247,10 @@ def _fill(known: _Kept, values: Sequence[Any]) -> None:
     inputs = list(tensors_in(values)) if known.filled else []
     for number, content in known.filled:
         given = inputs[number] if number < len(inputs) else None
-        if given is not None and given.shape == content.shape and _can_be_filled(given):
-            if given.data_ptr() != content.data_ptr():
-                given.copy_(content)
+        if given is None or given.shape != content.shape or not _can_be_filled(given):
+            continue
+        if given.data_ptr() != content.data_ptr():
+            given.copy_(content)
 
 
 def _can_be_filled(tensor: Any) -> bool:

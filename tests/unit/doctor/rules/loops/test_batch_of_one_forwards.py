@@ -29,7 +29,10 @@ def test_calls_that_need_the_one_before_cannot_be_stacked(made):
     job = forwards(made)
     (call,) = job.module_calls
     refused = ArmNotRun(
-        kind="batched-call", label="batched-call", reason=f"{DEPENDS}, so the calls cannot be one", place=call.place
+        kind="batched-call",
+        label="batched-call",
+        reason=f"{DEPENDS}, so the calls cannot be one",
+        place=call.place,
     )
     (before,), (after,) = detect(job), detect(dataclasses.replace(job, arms_not_run=(refused,)))
     assert before.fix.startswith("stack the samples") and "side by side" in after.fix
