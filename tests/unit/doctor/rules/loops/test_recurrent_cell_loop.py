@@ -44,7 +44,7 @@ def test_look_alikes(made):
 
 @pytest.mark.parametrize(("width", "fires"), [(0.25, False), (0.40, True)])
 def test_a_layer_that_may_gain_nothing_and_little_at_most_is_no_fix(made, width, fires):
-    """On a CPU the layer's own loop costs as much as the script's; leaving the cells out gains in any case."""
+    """On a CPU the layer loops as well; leaving the cells out gains in any case."""
     layer = made.counterfactual("library-recurrence", 0.9, width=width, line=31)
     without = made.counterfactual("knock-out", 15.0, line=30, last_line=32)
     site = made.site("cell", line=31, op="lstm_cell", calls_per_step=300.0, host_s=0.1)
