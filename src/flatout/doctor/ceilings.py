@@ -21,6 +21,7 @@ from flatout.measure.evidence import Counterfactual, Episode, Evidence, Loader, 
 MOST = 0.999
 # A speed-up that cannot be told from none.
 RESOLVABLE_SPEEDUP = 1.05
+LITTLE = 1.2  # times the speed
 # The lower end of an interval that proves a gain.
 PROVEN_SPEEDUP = 1.03
 KNOCKED_OUT = "knock-out"
@@ -50,12 +51,14 @@ def prove(
     """Let the first of `kinds` that ran at `place` decide; it frees at most `observed_share` of the step.
 
     An arm refutes nothing if its interval leaves a gain open and a later arm proves it, or if its steps took
-    much longer although they did less.
+    much longer although they did less.  One that does what the fix does leaves none open that is small.
     """
     for number, kind in enumerate(kinds, start=1):
         found = arm_at(evidence, kind, place)
         if found is not None:
             ceiling = _capped(ceiling_of(found, evidence), observed_share)
+            if kind not in LEAVE_OUT and _gains_little(ceiling):
+                return ArmProof(refuted=True)
             if shows_no_gain(ceiling):
                 is_open = (ceiling.speedup_high or 0.0) >= RESOLVABLE_SPEEDUP
                 is_proven_later = any(_proves(evidence, later, place) for later in kinds[number:])
@@ -92,6 +95,13 @@ def _capped(ceiling: Ceiling, observed_share: float | None) -> Ceiling:
 def _noise(ceiling: Ceiling) -> str:
     interval = f"{show_ratio(ceiling.speedup_low)} to {show_ratio(ceiling.speedup_high)}"
     return f"{ceiling.arm}: {show_ratio(ceiling.speedup)} ({interval}), within the noise of this run"
+
+
+def _gains_little(ceiling: Ceiling) -> bool:
+    """Return whether an arm may have gained nothing, and little at most."""
+    if ceiling.speedup_low is None or ceiling.speedup_high is None:
+        return False
+    return ceiling.speedup_low <= 1 and ceiling.speedup_high < LITTLE
 
 
 def shows_no_gain(ceiling: Ceiling) -> bool:

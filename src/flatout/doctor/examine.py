@@ -125,10 +125,14 @@ def _by_cause(findings: Sequence[Finding], evidence: Evidence) -> list[Finding]:
 
 def _led(group: Sequence[Finding]) -> Finding:
     first, *others = sorted(group, key=lambda finding: (-_freed(finding), -(finding.share or 0.0)))
-    sights = [
-        Sight(code=other.code, name=other.name, place=other.place, share=other.share) for other in others
-    ]
-    return replace(first, also=tuple(sights))
+    sights = {
+        (other.code, other.place): Sight(
+            code=other.code, name=other.name, place=other.place, share=other.share
+        )
+        for other in reversed(others)  # the largest of each line
+    }
+    sights.pop((first.code, first.place), None)
+    return replace(first, also=tuple(reversed(sights.values())))
 
 
 def _is_same_cause(one: Finding, other: Finding, evidence: Evidence) -> bool:

@@ -252,11 +252,10 @@ def line_share(evidence: Evidence, line: CodeLine) -> float | None:
 
 def _share_of_looks(evidence: Evidence, line: CodeLine, shares: dict[str, float]) -> float | None:
     """Return a line's part of each phase's samples, weighted by the phase's share of ordinary steps."""
-    stacks, here = evidence.stacks, line.place.at
+    stacks = evidence.stacks
     if stacks is None or sum(stacks.samples_by_phase.values()) < FEWEST_LOOKS:
         return None
-    held = [path for path in stacks.paths if path.places and path.places[-1].at == here]
-    held = [path for path in held if not _asks_for_gradients(path)]
+    held = [path for path in stacks.paths if _is_in_calls(path, line)]
     parts = (
         path.samples / stacks.samples_by_phase[path.phase] * shares.get(path.phase, 0.0)
         for path in held
@@ -271,17 +270,21 @@ def _share_of_block(evidence: Evidence, line: CodeLine) -> float | None:
     if stacks is None or found is None or found.speedup_low <= 1:
         return None
     in_block = [path for path in stacks.paths if any(holds(found, place) for place in path.places)]
-    at_line = [path for path in in_block if line.place.at in (each.at for each in path.places)]
-    at_line = [path for path in at_line if not _asks_for_gradients(path)]
+    at_line = [path for path in in_block if _is_in_calls(path, line)]
     looks = sum(path.samples for path in in_block)
     if looks < FEWEST_SAMPLES:
         return None
     return min(1 - 1 / found.speedup, MOST) * sum(path.samples for path in at_line) / looks
 
 
-def _asks_for_gradients(path: StackPath) -> bool:
-    """Return whether the innermost line waits for a backward pass, which no rule counts as a call."""
-    return path.library == "torch/autograd"
+def _is_in_calls(path: StackPath, line: CodeLine) -> bool:
+    """Return whether a path ends in calls that the line makes itself.
+
+    A function or a module that the line also calls is not among them, nor is a backward pass.
+    """
+    if not path.places or path.places[-1].at != line.place.at or path.library == "torch/autograd":
+        return False
+    return path.library != "torch/nn/modules" or any(op.endswith("cell") for op in line.ops)
 
 
 def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:

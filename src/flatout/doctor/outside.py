@@ -13,10 +13,12 @@ from flatout.doctor.finding import Finding, by_argument
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Episode, EpisodeKind, Evidence
+from flatout.measure.run.steps import MODEL_CALLED
 
 ARMS = ("outside",)
 LEAST_SHARE = 0.10  # of the job
 FEWEST_SAMPLES = 3
+OF_TRAINING = ("evaluation", "rollout")  # they interrupt training, so there must be some
 
 
 def outside_rule(
@@ -34,6 +36,8 @@ def outside_rule(
     rule = title_of(doc)
 
     def detect(evidence: Evidence) -> list[Finding]:
+        if kind in OF_TRAINING and not trains(evidence):
+            return []
         return [
             rule.finding(
                 episode.place,
@@ -50,6 +54,11 @@ def outside_rule(
         ]
 
     return detect
+
+
+def trains(evidence: Evidence) -> bool:
+    """Return whether the steps are training steps, not mere calls of a model."""
+    return not (evidence.job.anchor or "").endswith(MODEL_CALLED)
 
 
 def name_of(episode: Episode) -> str:

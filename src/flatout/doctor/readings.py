@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -442,7 +442,7 @@ def _unexplained_gaps(evidence: Evidence) -> str | None:
     shares = phase_shares(evidence)
     busy = evidence.kernels.busy_share if evidence.kernels else None
     wait, rest = shares.get("wait", 0.0), shares.get("rest", 0.0)
-    unexplained = wait + rest - _loss_of_the_step(evidence) if busy is None else 1 - busy
+    unexplained = wait + rest - _model_between_phases(evidence) if busy is None else 1 - busy
     if unexplained < LEAST_UNEXPLAINED:
         is_unknown = evidence.job.device == "cuda" and busy is None and bool(shares)
         return "how long the GPU idles was not measured." if is_unknown else None
@@ -456,18 +456,35 @@ def _unexplained_gaps(evidence: Evidence) -> str | None:
 
 def loss_share(evidence: Evidence) -> float:
     """Return the share of the time between the phases that the loss takes: its lines belong to the model."""
+    return _share_between(evidence, evidence.stacks.differentiable if evidence.stacks is not None else ())
+
+
+def _share_between(evidence: Evidence, lines: Iterable[Place]) -> float:
+    """Return the share of the time between the phases that some lines take."""
     if evidence.stacks is None or not evidence.stacks.samples_by_phase.get("rest"):
         return 0.0
-    loss = set(evidence.stacks.differentiable)
+    among = set(lines)
     paths = [path for path in evidence.stacks.paths if path.phase == "rest" and path.places]
-    in_loss = sum(path.samples for path in paths if path.places[-1] in loss)
-    return in_loss / evidence.stacks.samples_by_phase["rest"]
+    taken = sum(path.samples for path in paths if path.places[-1] in among)
+    return taken / evidence.stacks.samples_by_phase["rest"]
 
 
-def _loss_of_the_step(evidence: Evidence) -> float:
-    """Return the share of the step that needs no explanation, because a loss usually takes as much."""
-    share = phase_shares(evidence).get("rest", 0.0) * loss_share(evidence)
-    return share if share < MOST_LOSS else 0.0
+def _lines_of_the_model(evidence: Evidence) -> tuple[Place, ...]:
+    """Return lines between the phases that need no explanation.
+
+    A loss usually takes as much, and a `forward` that the script calls itself is the model.
+    """
+    if evidence.stacks is None:
+        return ()
+    loss = evidence.stacks.differentiable
+    if phase_shares(evidence).get("rest", 0.0) * _share_between(evidence, loss) < MOST_LOSS:
+        return loss
+    return tuple(place for place in loss if (place.function or "").endswith(".forward"))
+
+
+def _model_between_phases(evidence: Evidence) -> float:
+    """Return the share of the step that such lines take."""
+    return phase_shares(evidence).get("rest", 0.0) * _share_between(evidence, _lines_of_the_model(evidence))
 
 
 def lines_between_phases(evidence: Evidence) -> list[tuple[Place, float]]:
@@ -476,9 +493,9 @@ def lines_between_phases(evidence: Evidence) -> list[tuple[Place, float]]:
     if evidence.stacks is None or not samples:
         return []
     held: Counter[Place] = Counter()
-    loss = evidence.stacks.differentiable if _loss_of_the_step(evidence) else ()
+    model = _lines_of_the_model(evidence)
     for path in evidence.stacks.paths:
-        if path.phase == "rest" and path.places and path.places[-1] not in loss:
+        if path.phase == "rest" and path.places and path.places[-1] not in model:
             held[path.places[-1]] += path.samples
     rest = phase_shares(evidence).get("rest", 0.0)
     shares = [(place, num / samples * rest) for place, num in held.most_common(MOST_LINES)]

@@ -149,7 +149,7 @@ class KeptBatch:
         self.versions = self._versions()
 
     def _versions(self) -> list[int]:
-        return [_version(array) for array in self._arrays]
+        return [version_of(array) for array in self._arrays]
 
     @property
     def changed(self) -> bool:
@@ -182,7 +182,8 @@ def copied(array: Any) -> Any:
     return twin.pin_memory() if values.is_pinned() else twin
 
 
-def _version(array: Any) -> int:
+def version_of(array: Any) -> int:
+    """Return a number that changes with each change in place; 0 for what has no such counter."""
     return array._version if _is_tensor(array) and not array.is_inference() else 0
 
 

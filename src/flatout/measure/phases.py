@@ -16,7 +16,7 @@ from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, REST, TRANSFER, 
 from flatout.measure.lines.live_objects import with_subclasses
 from flatout.measure.lines.module_calls import ModuleCalls
 from flatout.measure.patches import Patches, keep_out_of_graphs
-from flatout.measure.run.steps import BACKWARD_CALL, MODEL_CALL, OPTIMIZER_STEP
+from flatout.measure.run.steps import BACKWARD_CALL, MODEL_CALL, MODEL_CALLED, OPTIMIZER_STEP
 
 if TYPE_CHECKING:
     from flatout.measure.run.observer import Observer
@@ -31,7 +31,8 @@ def install_phases(observer: Observer, patches: Patches) -> None:
     observers = type(observer)
     keep_out_of_graphs(Clock.enter, Clock.leave, DeviceMarks.mark, ModuleCalls.note, _outside_optimizer)
     keep_out_of_graphs(observers.adopt_thread, observers.after_model_call, observers.note_optimizer)
-    keep_out_of_graphs(observers.mark, type(observer.process.training).note_loss)
+    keep_out_of_graphs(observers.mark, observers.has_cut_training_short)
+    keep_out_of_graphs(type(observer.process.training).note_loss)
     _patch_modules(observer, patches)
     _patch_backward(observer, patches)
     _patch_optimizers(observer, patches)
@@ -62,7 +63,7 @@ def _patch_modules(observer: Observer, patches: Patches) -> None:
         if observer.tools.module_calls is not None:
             observer.tools.module_calls.note(module, args, kwargs, result, sys._getframe(1), spent_s)
         if not training_follows():
-            observer.after_model_call((MODEL_CALL, id(module)), f"{type(module).__name__} call")
+            observer.after_model_call((MODEL_CALL, id(module)), f"{type(module).__name__}{MODEL_CALLED}")
         return result
 
     outermost.unwatched = (outermost, call)  # type: ignore[attr-defined]
@@ -223,8 +224,13 @@ def _timed_step(observer: Observer, step: Callable[..., Any]) -> Callable[..., A
         clock.enter(OPTIMIZER)
         if observer.marks is not None:
             observer.marks.mark(OPTIMIZER)
+        given, named = _outside_optimizer(clock, args), _outside_optimizer(clock, kwargs)
         try:
-            result = step(optimizer, *_outside_optimizer(clock, args), **_outside_optimizer(clock, kwargs))
+            while True:
+                num_backwards = observer.num_backwards
+                result = step(optimizer, *given, **named)
+                if not observer.has_cut_training_short(since=num_backwards):
+                    break
         finally:
             clock.leave()
         observer.note_optimizer(optimizer)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from flatout.doctor.examine import Diagnosis, examine
+from flatout.doctor.examine import Diagnosis, _led, examine
 
 
 def test_a_healthy_job_has_no_findings(made):
@@ -107,6 +107,15 @@ def test_two_sights_of_one_line_without_an_arm_are_one(made):
     assert (first.code, first.place.line) == ("FO302", 30)
     assert [(other.code, other.place.line) for other in first.also] == [("FO301", 30)]
     assert (second.code, second.place.line, second.also) == ("FO301", 31, ())
+
+
+def test_a_line_is_named_once(made):
+    """Two loaders of one dataset, or a function that two lines call."""
+    (one,) = examine(made.evidence(sites=(made.site("row", line=31, host_s=0.1),)))
+    other = dataclasses.replace(one, place=made.place(40), share=0.1)
+    found = _led([one, dataclasses.replace(one, share=0.2), other, dataclasses.replace(other, share=0.3)])
+    assert found.place == one.place
+    assert [(each.place.line, each.share) for each in found.also] == [(40, 0.3)]
 
 
 def test_findings_of_nested_blocks_are_one(made):

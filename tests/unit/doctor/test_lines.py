@@ -148,6 +148,21 @@ def test_a_backward_pass_that_a_line_asks_for_is_not_the_time_of_its_rows(made):
     assert line_share(measured, line) == pytest.approx(max(0.1 * 0.4, 0.5 * 10 / 200))
 
 
+def test_what_else_a_line_calls_is_not_the_time_of_its_rows(made):
+    """`decoder(x[:, t], hidden)` indexes a row, and runs the model on it."""
+    site = made.site("row", host_s=None)
+    rows = StackPath(phase="forward", places=(site.place,), samples=5)
+    model = StackPath(phase="forward", places=(site.place, made.place(70)), samples=60)
+    module = StackPath(phase="forward", places=(site.place,), samples=35, library="torch/nn/modules")
+    stacks = Stacks(num_steps=4, samples_by_phase={"forward": 100}, paths=(rows, model, module))
+    without = made.counterfactual("knock-out", 5.0, line=29, last_line=31)
+    evidence = made.evidence(sites=(site,), stacks=stacks, counterfactuals=(without,))
+    (line,) = lines_of([site])
+    assert line_share(evidence, line) == pytest.approx(0.8 * 5 / 100)
+    (cells,) = lines_of([dataclasses.replace(site, kind="cell", op="gru_cell")])
+    assert line_share(evidence, cells) == pytest.approx(0.8 * 40 / 100)  # a cell is a module
+
+
 def test_a_step_in_which_the_thread_lost_its_core_is_not_the_lines(made):
     steps_s = (1e-4, 1e-4, 1e-4, 1e-2, 1e-4, 1e-4, 1e-4, 1e-4)
     mean_s = sum(steps_s) / len(steps_s)

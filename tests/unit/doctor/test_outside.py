@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -40,6 +41,15 @@ def test_each_kind_has_its_rule(made: Any, kind: EpisodeKind, code: str) -> None
     who = "the loader" if kind == "epoch-start" else "evaluate()"
     assert finding.message.startswith(who) and "80 % of the job" in finding.message
     assert rule_by_code(code).name == finding.name
+
+
+@pytest.mark.parametrize(("kind", "says"), [("evaluation", False), ("rollout", False), ("other", True)])
+def test_mere_calls_of_a_model_have_no_training_to_interrupt(
+    made: Any, kind: EpisodeKind, says: bool
+) -> None:
+    evidence = made.evidence(episodes=(episode(made, kind),))
+    calls = dataclasses.replace(evidence, job=dataclasses.replace(evidence.job, anchor="Policy call"))
+    assert bool(found(calls)) is says
 
 
 def test_the_time_outside_is_spread_over_the_steps(made: Any) -> None:

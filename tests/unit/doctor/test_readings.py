@@ -380,6 +380,15 @@ def test_a_loss_that_takes_most_of_the_step_is_named() -> None:
     assert f"{builders.CREATE_LINE} (86 % of the step)" in words
 
 
+def test_a_forward_that_the_script_calls_itself_is_the_model() -> None:
+    made = with_rest(0.9, of_loss=95)
+    forward = replace(builders.CREATE_LINE, function="Layer.forward")
+    assert made.stacks is not None
+    rest, loss = made.stacks.paths
+    stacks = replace(made.stacks, paths=(rest, replace(loss, places=(forward,))), differentiable=(forward,))
+    assert unexplained(replace(made, stacks=stacks)) is None
+
+
 def test_time_between_the_steps_is_named_though_no_line_holds_much_of_it() -> None:
     episodes = tuple(
         replace(builders.evidence().episodes[0], place=place, per_step_s=0.06)

@@ -166,6 +166,26 @@ def test_what_a_closure_does_is_not_the_optimizers(observer: Observer) -> None:
     assert observer.clock.stack == [REST]
 
 
+def test_training_that_an_arm_may_have_ended_goes_on(observer: Observer) -> None:
+    """Without a block the gradients vanish, and one `step` of L-BFGS believes that it is done."""
+    x, calls = parameter(), 0
+    optimizer = torch.optim.LBFGS([x], max_iter=20, lr=0.01)
+
+    def closure() -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            observer.num_arms = 1
+        observer.finished = calls == 9
+        optimizer.zero_grad()
+        loss = x.pow(2).sum() * (calls < 5)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    assert calls == 9  # it would have been done after five
+
+
 def test_an_optimizer_inside_an_optimizer_is_one_step(observer: Observer) -> None:
     class Wrapping(torch.optim.Optimizer):
         def __init__(self, inner: torch.optim.Optimizer) -> None:

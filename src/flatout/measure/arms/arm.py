@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 REAL = "real"  # the label of unchanged steps
 ONE_BATCH = "one-batch"  # the label of steps that all run on the same batch
+DEPENDS = "an input is computed from an earlier result"  # why calls cannot be one
 COMPILED = "the job runs compiled code, which would be recompiled"  # why an arm is refused
 
 

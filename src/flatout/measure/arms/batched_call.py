@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
+from flatout.measure.arms.arm import COMPILED, DEPENDS, Arm, ArmContext
 from flatout.measure.batches import arrays_of, map_arrays
 from flatout.measure.clock import EXCLUDED, REST, Clock, ident, now
 from flatout.measure.evidence import Place
@@ -188,7 +188,7 @@ class BatchedCall(OneCall):
         if not self._calls:
             self._module, self._backwards = module, self._num_backwards()
         elif followed.depends(arguments, id(module)):
-            self.refusal = "an input is computed from an earlier result, so the calls cannot be one"
+            self.refusal = f"{DEPENDS}, so the calls cannot be one"
         elif self._num_backwards() != self._backwards:
             self.refusal = "a backward pass runs between the calls, so they cannot be one"
         self._calls.append(map_arrays(arguments, lambda array: getattr(array, "detach", lambda: array)()))

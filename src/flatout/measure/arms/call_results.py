@@ -113,10 +113,11 @@ class _TakeFirst(torch.autograd.Function):
 class _Attached(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, kept: torch.Tensor, *inputs: torch.Tensor) -> torch.Tensor:
-        ctx.kinds = [(each.shape, each.dtype, each.device) for each in inputs]
+        ctx.inputs = inputs  # not saved: the script may change them in place
         return kept.detach()  # unlike a view, it may be changed in place
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
-        zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.kinds)
-        return (None, *zeros)
+        zeros = (torch.zeros(each.shape, dtype=each.dtype, device=each.device) for each in ctx.inputs)
+        # with create_graph=True gradients have gradients too: attached() is off without it
+        return (None, *(attached(zero, [each]) for zero, each in zip(zeros, ctx.inputs, strict=True)))

@@ -22,7 +22,7 @@ import random
 import sys
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, compress, repeat, starmap, takewhile
 from types import CodeType
 from typing import TYPE_CHECKING, Any
@@ -101,11 +101,8 @@ class StackSampler:
         """Let the threads of a forked process take turns as before."""
         sys.setswitchinterval(self._switch_interval_s)
 
-    def stop(self, *, steps_s: Sequence[float], differentiable: Collection[Place] = ()) -> Stacks:
-        """Return the samples of steps that took `steps_s`, without steps far longer than usual.
-
-        `differentiable` holds lines that are known to contribute to the loss.
-        """
+    def stop(self, *, steps_s: Sequence[float]) -> Stacks:
+        """Return the samples of steps that took `steps_s`, without steps far longer than usual."""
         self._thread.stop()
         self._thread.join()
         sys.setswitchinterval(self._switch_interval_s)
@@ -127,7 +124,6 @@ class StackSampler:
             samples_by_phase=dict(by_phase),
             paths=paths,
             loops={line: headers for line, headers in loops.items() if headers},
-            differentiable=tuple(place for place in places if place in differentiable),
         )
 
     def _look_around(self, leave: threading.Event) -> None:

@@ -51,6 +51,11 @@ class LoaderRecord:
     trains: bool = False
     stood_in: int = 0  # kept batches served and real ones discarded in this epoch
 
+    @property
+    def last_step(self) -> int:
+        """The number of optimizer steps before its last batch."""
+        return self.step_at_last_batch or 0
+
     def note_lines(self, lines: tuple[FetchLine, ...]) -> None:
         for line in lines:
             self.lines[line.place, line.in_collate, line.library] += line.samples

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 MOST_KEPT_BYTES = 2 << 30
 BRIEFLY_S = 0.02
 LONGEST_REST_S, LOOK_AGAIN_S = 0.3, 0.002
+MOST_STEPS_OF_A_BATCH = 32  # that train on it again and again
 
 END = object()
 
@@ -61,6 +62,7 @@ class LoaderWatch:
         self.counts_rows = True  # in every timed step on real batches; removing a statement changes the waits
         self.num_steps = 0  # optimizer steps so far, told by the observer
         self.num_batches = 0
+        self.num_served = 0  # of them, in this block of an arm, batches that stand in for real ones
         self.rows: int | None = None
         self.epoch_began = self.training_epoch_began = False
         self.fell_back = False  # a real batch had to be served in place of a kept one
@@ -214,6 +216,7 @@ class LoaderWatch:
             if batch is not None:
                 record.given += 1
                 self.num_batches += 1
+                self.num_served += 1
                 return batch
             self.fell_back = True
         if record.queued_before is not None:
@@ -233,7 +236,7 @@ class LoaderWatch:
         Steps between two epochs prove nothing: between two evaluations lies the training.
         """
         for record in (self._latest, *records):
-            if record is not None and self.num_steps > (record.step_at_last_batch or 0):
+            if record is not None and self.num_steps > record.last_step:
                 record.trains = True
 
     def _note_batch(self, iterator: Any, record: LoaderRecord, batch: Any, start: float) -> None:
@@ -336,7 +339,7 @@ class LoaderWatch:
 
         Workers first finish the batches they were asked for, or they take cores from steps without loading.
         """
-        self.serving = arm
+        self.serving, self.num_served = arm, 0
         if arm is not None:
             self._let_workers_rest()
         for record in self.records:
@@ -354,8 +357,14 @@ class LoaderWatch:
             time.sleep(LOOK_AGAIN_S)
 
     def trained_on(self) -> LoaderRecord | None:
+        """Return the loader whose batches the steps of now train on.
+
+        A loader that gave one batch before all of the training is none: serving it again changes no step.
+        """
         self._note_steps()
-        return next((record for record in self.records if record.trains), None)
+        since = self.num_steps - MOST_STEPS_OF_A_BATCH
+        fresh = (record for record in self.records if record.trains and record.last_step >= since)
+        return next(fresh, None)
 
     def training_loader(self) -> Any | None:
         """Return the training loader; None if it is gone or is not a DataLoader."""

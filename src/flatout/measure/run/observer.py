@@ -51,10 +51,11 @@ from flatout.measure.run.schedule import (
     plan_passes,
     plan_rounds,
 )
-from flatout.measure.run.steps import EXPLICIT, OPTIMIZER_STEP, Anchor, Key
+from flatout.measure.run.steps import BACKWARD_CALL, EXPLICIT, MODEL_CALL, OPTIMIZER_STEP, Anchor, Key
 from flatout.measure.statistics import compare
 from flatout.measure.user_code import UserCode, framework_around
 
+WAIT_S = 1.0  # for the first backward pass, again and again until the time is up
 MOST_SHOWN = 4  # lines of a step that was cut short, outermost first
 HANGS_S, HANGS = 8.0, 5  # a block of an arm: at least these seconds, and this multiple of a real block's time
 FEWEST_WARM_UP = 2  # steps, if the time is up before the job is warm
@@ -133,6 +134,7 @@ class Observer:
         self.device = "cpu"
         self.framework: str | None = None
         self.num_forwards = self.num_backwards = 0
+        self.num_arms = 0  # blocks of arms that have begun
         self.finished = False
         self.removed = False
         self._restart()
@@ -203,6 +205,16 @@ class Observer:
         """The arm of the current steps, if any."""
         return None if self.finished or self.removed else self.arms.get(self.arm)
 
+    def has_cut_training_short(self, *, since: int) -> bool:
+        """Return whether an arm may have ended a `step` of L-BFGS that is all of the training.
+
+        Without a block the loss stays the same and gradients vanish, so the optimizer believes that it is
+        done, then or later.  `since` is the number of backward passes before the call.
+        """
+        if self.finished or self.removed or not self.num_arms or self.anchor.current is None:
+            return False
+        return self.anchor.current[0] == BACKWARD_CALL and self.num_backwards > since
+
     def adopt_thread(self) -> bool:
         """Return whether this is the training thread; the first optimizer step decides which one is."""
         if ident() == self.clock.owner:
@@ -223,7 +235,7 @@ class Observer:
     def after_model_call(self, key: Key, name: str) -> None:
         """Note a model call or backward, which ends a step only in loops without an optimizer."""
         frozen = self.anchor.frozen
-        if frozen is not None and frozen != key:
+        if frozen is not None and frozen != key and frozen[0] <= key[0]:
             return  # the usual case: kept short, because every step runs it
         if any(kind <= OPTIMIZER_STEP for kind, _ in self.anchor.counts):
             return
@@ -379,7 +391,7 @@ class Observer:
         if not self.agreement.shared:
             self._drop_passes()
         if self.block_number == len(self.blocks) and not late:
-            self.blocks += self._next_blocks()
+            self.blocks += self._next_blocks() or self._until_training()
         if self.block_number == len(self.blocks) or late:
             self._is_late(not self.agreement.shared)
             self._leave_out(block.arm for block in self._later)
@@ -602,6 +614,15 @@ class Observer:
         assert self.rounds is not None
         return self.rounds.next(seconds_left=self.seconds_left, measure=self.measured)
 
+    def _until_training(self) -> list[StepBlock]:
+        """Return more steps if they are model calls with gradients: games, say, before the first backward."""
+        import torch
+
+        is_call = self.anchor.current is not None and self.anchor.current[0] == MODEL_CALL
+        if not is_call or not torch.is_grad_enabled() or self.agreement.shared:
+            return []
+        return [StepBlock(arm=REAL, num_steps=max(1, math.ceil(WAIT_S / self._real_step_s())))]
+
     def _last_block(self) -> list[StepBlock]:
         """Add unchanged steps if few were seen: something that comes once in many steps may show."""
         real = [row for row in self.rows if row.arm == REAL]
@@ -655,6 +676,7 @@ class Observer:
         self.tools.begin(label, self.device)
 
     def _begin_arm(self, arm: Arm) -> None:
+        self.num_arms += 1
         try:
             arm.begin()
         except Exception as error:  # noqa: BLE001 - ours; the steps run as they are and do not count

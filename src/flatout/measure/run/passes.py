@@ -5,6 +5,7 @@ An instrument that fails is noted in `missing` and dropped; the job continues.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -111,8 +112,8 @@ class Passes:
                 self.memory = memory_recorder.stop()
             elif arm == "stacks" and self._sampler is not None:
                 sampler, self._sampler = self._sampler, None
-                loss = self.sites.differentiable if self.sites is not None else set()
-                self.stacks = sampler.stop(steps_s=steps_s, differentiable=loss)
+                self.stacks = sampler.stop(steps_s=steps_s)
+                self._note_loss()
         with self.guard(arm):
             self._run_as_before()
 
@@ -192,6 +193,7 @@ class Passes:
             failure, self.sites.failure = self.sites.failure, None
             self.missing.append(f"{arm}: the instrument failed: {type(failure).__name__}: {failure}")
         if arm == "count" and self.sites is not None and self.modules is not None:
+            self._note_loss()
             self.sites.num_steps = self.modules.num_steps = len(steps_s)
             if self.inner_modules is not None:
                 self.inner_modules.num_steps = len(steps_s)
@@ -204,6 +206,13 @@ class Passes:
             costs.stop()
             self.backward_costs = costs
             self._note_attribution(self.sites, costs, steps_s)
+
+    def _note_loss(self) -> None:
+        """Note which sampled lines contribute to the loss, whichever of the two passes comes last."""
+        if self.stacks is not None and self.sites is not None:
+            places = dict.fromkeys(place for path in self.stacks.paths for place in path.places)
+            loss = tuple(place for place in places if place in self.sites.differentiable)
+            self.stacks = dataclasses.replace(self.stacks, differentiable=loss)
 
     def _note_attribution(self, sites: CallSites, costs: BackwardCosts, steps_s: Sequence[float]) -> None:
         if not steps_s:

@@ -149,7 +149,7 @@ class Session(JobListener):
         except KeyboardInterrupt:
             self.interrupted = True
         except BaseException as error:  # noqa: BLE001 - the script's own, shown as such
-            ending = Ending("crashed", 1, _first_line(f"{type(error).__name__}: {error}"))
+            ending = Ending("crashed", 1, _words(error))
             if not self.num_stops and not self.interrupted and self._failed_arm(ending) is None:
                 show_error(error)
         if self.num_stops:
@@ -326,6 +326,11 @@ def _own_threads() -> Iterator[threading.Thread]:
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             yield thread
+
+
+def _words(error: BaseException) -> str:
+    words = _first_line(str(error))
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def _how(ending: Ending) -> str:

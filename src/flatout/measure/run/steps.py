@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 
 EXPLICIT, OPTIMIZER_STEP, BACKWARD_CALL, MODEL_CALL = range(4)
+MODEL_CALLED = " call"  # ends the name of an anchor that is a model's call
 # Only after this many calls without an optimizer is a loop believed to have none.
 PATIENCE = 3
 STALE_FACTOR = 64

@@ -75,6 +75,15 @@ def maker_of(batch: Any, *, batch_size: int | None = None) -> tuple[Callable[...
     return make_batch, {"batch_size": size}
 
 
+def _default_batch_size(parameter: inspect.Parameter) -> int:
+    default = parameter.default
+    if default is inspect.Parameter.empty or default is None:
+        return DEFAULT_BATCH_SIZE
+    if not isinstance(default, int):
+        raise BadInput(f"the batch maker's batch_size is {default!r} by default, which is not a whole number")
+    return default
+
+
 def _adapt_maker(maker: Callable[..., Any]) -> tuple[Callable[..., Any], dict[str, int]]:
     parameters = list(inspect.signature(maker).parameters.values())
     named = [
@@ -89,8 +98,7 @@ def _adapt_maker(maker: Callable[..., Any]) -> tuple[Callable[..., Any], dict[st
     sizes = {}
     for parameter in parameters:
         if parameter.name == "batch_size":
-            default = parameter.default
-            sizes["batch_size"] = DEFAULT_BATCH_SIZE if default is inspect.Parameter.empty else int(default)
+            sizes["batch_size"] = _default_batch_size(parameter)
         elif isinstance(parameter.default, int) and not isinstance(parameter.default, bool):
             sizes[parameter.name] = parameter.default
     if "batch_size" not in sizes and any(p.kind is p.VAR_KEYWORD for p in parameters):

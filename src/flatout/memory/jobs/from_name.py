@@ -84,28 +84,37 @@ def _job_of_build(build: Any, *, name: str, settings: Mapping[str, Any] | None) 
         raise BadInput(
             f"{name} is {type(build).__name__}, not a function", hint=f"name one that can {RETURNED}"
         )
-    arguments = _arguments(build, settings, name=name)
+    arguments, named = _arguments(build, settings, name=name)
     with calling(name):
-        result = build(*arguments)
+        result = build(*arguments, **named)
     return _interpret_result(result, name=name)
 
 
-def _arguments(build: Any, settings: Mapping[str, Any] | None, *, name: str) -> tuple[Any, ...]:
-    """Return the settings if the function takes an argument; refuse a second required one."""
+def _arguments(
+    build: Any, settings: Mapping[str, Any] | None, *, name: str
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what to call a build function with: the settings as one argument, or each under its own name.
+
+    Only a function of several arguments gets settings by name; the others keep their defaults.
+    """
     parameters = [
         p
         for p in inspect.signature(build).parameters.values()
         if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     required = [p.name for p in parameters if p.default is p.empty]
+    by_name = {p.name: settings[p.name] for p in parameters if settings is not None and p.name in settings}
+    if len(parameters) > 1 and by_name and by_name.keys() >= set(required):
+        return (), by_name
     if len(required) > 1:
         raise BadInput(
-            f"{name} takes {', '.join(required)}; a build function takes the settings, or nothing",
+            f"{name} takes {', '.join(required)}; a build function takes the settings, "
+            "some of them by name, or nothing",
             hint="def build(settings): ...",
         )
     if required and settings is None:
         raise BadInput(f"{name} takes {required[0]}, and no config was given", hint="name the config to plan")
-    return (settings,) if parameters and settings is not None else ()
+    return ((settings,) if parameters and settings is not None else ()), {}
 
 
 def _interpret_result(result: Any, *, name: str) -> tuple[Job, Recipe]:

@@ -55,6 +55,15 @@ def test_after_a_result_was_read_anything_may_depend_on_it() -> None:
         assert not followed.depends(result, SOURCE)
 
 
+def test_gradients_of_an_attached_tensor_have_gradients_too() -> None:
+    """A residual of a differential equation takes the second derivative of the network."""
+    x = torch.ones(3, requires_grad=True)
+    u = attached(torch.arange(3.0), [x * 2])
+    (first,) = torch.autograd.grad(u.sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    assert first.tolist() == second.tolist() == [0.0, 0.0, 0.0]
+
+
 def test_a_kept_tensor_is_attached_to_what_has_gradients() -> None:
     kept, source, plain = torch.arange(3.0), torch.ones(2, requires_grad=True), torch.ones(2)
     result = attached(kept, [source, plain])

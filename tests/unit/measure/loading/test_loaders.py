@@ -108,6 +108,19 @@ def test_a_loader_that_no_step_follows_does_not_train(watch: LoaderWatch) -> Non
     assert watch.trained_on() is None
 
 
+def test_a_loader_whose_batch_is_the_whole_training_set_is_not_what_steps_wait_for(
+    watch: LoaderWatch,
+) -> None:
+    first = iter(make_loader())
+    next(first)
+    watch.num_steps += loaders.MOST_STEPS_OF_A_BATCH
+    assert watch.trained_on() is not None
+    watch.num_steps += 1
+    assert watch.trained_on() is None and only(watch).trains
+    next(first)
+    assert watch.trained_on() is not None
+
+
 def test_a_loader_made_before_the_watch_is_seen_without_its_line(patches: Patches) -> None:
     loader = make_loader()
     watch = LoaderWatch(Clock(), UserCode(str(HERE.parent)))

@@ -351,6 +351,29 @@ def test_training_after_an_evaluation_starts_the_measurement_again(observer: Obs
     assert {row.arm for row in observer.rows} == {"warmup"}
 
 
+@pytest.mark.parametrize("has_gradients", [True, False])
+def test_model_calls_with_gradients_may_be_games_before_the_first_backward(
+    observer: Observer, has_gradients: bool
+) -> None:
+    """Training without a torch optimizer: its first update comes after thousands of calls."""
+    model = nn.Linear(2, 2)
+    observer.deadline_s = time.monotonic() + (3.0 if has_gradients else 60.0)
+    with torch.set_grad_enabled(has_gradients):
+        while not observer.finished:
+            model(torch.ones(3, 2))
+    assert observer.out_of_time is has_gradients
+
+
+def test_the_first_backward_after_games_starts_the_measurement_again(observer: Observer) -> None:
+    model = nn.Linear(2, 2)
+    while observer.warm_up is not None:
+        model(torch.ones(3, 2))
+    for _ in range(6):
+        model(torch.ones(3, 2)).sum().backward()
+    assert observer.anchor.name == "backward"
+    assert {row.arm for row in observer.rows} == {"warmup"}
+
+
 def test_one_step_of_an_optimizer_that_holds_all_of_training_is_stepped_by_its_closure(
     observer: Observer,
 ) -> None:

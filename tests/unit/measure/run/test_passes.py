@@ -66,6 +66,21 @@ def test_each_pass_brings_its_evidence(passes: Passes) -> None:
     assert passes.memory is not None
 
 
+@pytest.mark.parametrize("arms", [("count", "stacks"), ("stacks", "count")])
+def test_lines_of_the_loss_are_known_whichever_pass_comes_first(
+    passes: Passes, arms: tuple[str, ...]
+) -> None:
+    weight = torch.ones(400, 400, requires_grad=True)
+    for arm in arms:
+        passes.begin(arm, "cpu")
+        for _ in range(20):
+            (weight @ weight @ weight @ weight).sum()
+        passes.step_end()
+        passes.end(arm, [0.1])
+    assert passes.stacks is not None and passes.stacks.differentiable
+    assert all(place.file == HERE.name for place in passes.stacks.differentiable)
+
+
 def test_an_instrument_that_fails_is_left_out_and_named(passes: Passes) -> None:
     with torch.profiler.profile(acc_events=True):  # the job's own: ours must not take it away
         passes.begin("kernels", "cpu")

@@ -300,3 +300,14 @@ def test_saving_what_is_known_takes_a_tenth_of_the_time_at_most(monkeypatch: pyt
         observed.block_ended()
         clock.now_s += 1.0
     assert 2 <= len(saved) <= 3
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ValueError("\n\n-- Process 0 ended\nTraceback"), "ValueError: -- Process 0 ended"),
+        (KeyError(), "KeyError"),
+    ],
+)
+def test_an_error_is_named_by_its_first_words(error: Exception, words: str) -> None:
+    assert session._words(error) == words

@@ -147,6 +147,20 @@ def test_settings_reach_a_function_that_takes_them(write: Write) -> None:
         load_job(f"{path}:taking")
 
 
+def test_settings_reach_a_function_of_several_arguments_by_their_names(write: Write) -> None:
+    path = write("""
+        def build(batch_size=12, length=3, name="mine"):
+            def batch(batch_size=batch_size, length=length):
+                return torch.ones(batch_size, length, 4)
+            return {"model": make_model, "batch": batch, "loss": loss, "optimizer": sgd, "name": name}
+    """)
+    settings = {"batch_size": 5, "length": 7, "loop": {"every": 2}}
+    job, _ = load_job(f"{path}:build", settings=settings)
+    assert (dict(job.sizes), job.name) == ({"batch_size": 5, "length": 7}, "mine")
+    with pytest.raises(BadInput, match="by default, which is not a whole number"):
+        load_job(f"{path}:build", settings={"rows": 5, "loop": {}})
+
+
 def test_the_model_is_not_made_while_loading(write: Write) -> None:
     path = write("""
         def never():
@@ -288,7 +302,7 @@ def test_an_answer_that_is_no_job_says_what_is_wrong_with_it(
 
 
 def test_a_build_of_two_arguments_is_refused(write: Write) -> None:
-    with pytest.raises(BadInput, match="takes width, depth; a build function takes the settings, or nothing"):
+    with pytest.raises(BadInput, match="takes width, depth; a build function takes the settings, some"):
         load_job(f"{write('def build(width, depth): ...')}:build", settings={})
 
 

@@ -153,9 +153,13 @@ def _fix(library: str | None) -> str:
     return "do this once before training, in one operation instead of a loop, or in a compiled library"
 
 
+def _workers(number: int) -> str:
+    return f"{number} worker{'s' * (number != 1)}"
+
+
 def _finding(evidence: Evidence, loader: Loader, hot: HotFunction, *, share: float) -> list[Finding]:
     name = f"{hot.place.function}()" if hot.place.function else "the code around this line"
-    where = f"{loader.num_workers} workers" if loader.num_workers else "the training process"
+    where = _workers(loader.num_workers) if loader.num_workers else "the training process"
     at_line = f"in {hot.line_samples} of them at this line"
     figures = [
         f"on the stack in {hot.samples} of {hot.all_samples} samples while batches were made, {at_line}",

@@ -24,7 +24,8 @@ Stack the samples and call the model once per step:
 ```
 
 Pad samples of different lengths, or group them by length. With a loader, raise `batch_size` instead of
-accumulating.
+accumulating. If each call needs the result of the one before it, as in a game or while decoding, let several
+games or sequences advance side by side.
 
 Fix safety
 Reordered: the same rows, summed in another order. With batch normalisation it is lossy: the statistics are
@@ -40,11 +41,13 @@ from flatout.doctor.finding import Finding
 from flatout.doctor.lines import show_calls
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
+from flatout.measure.arms.arm import DEPENDS
 from flatout.measure.evidence import Evidence, ModuleCall
 
 ARMS = ("batched-call", "knock-out")
 RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("one-tensor", "one-forward", "hoisted-constants")
+SIDE_BY_SIDE = "let several games or sequences advance side by side, and call the model on a row of each"
 LEAST_CALLS = 8
 LEAST_CALLS_PER_SAMPLE = 0.5
 LEAST_SHARE = 0.10
@@ -78,4 +81,14 @@ def _finding(evidence: Evidence, call: ModuleCall, *, share: float) -> list[Find
             f"{show_seconds(call.host_s)} of a step of {counted} while calls were counted",
         ),
         share=share,
+        fix=SIDE_BY_SIDE if _depend(evidence, call) else None,
+    )
+
+
+def _depend(evidence: Evidence, call: ModuleCall) -> bool:
+    """Return whether the arm saw that a call needs the result of the one before it."""
+    return any(
+        each.kind in ARMS and each.place is not None and each.place.at == call.place.at
+        for each in evidence.arms_not_run
+        if DEPENDS in each.reason
     )

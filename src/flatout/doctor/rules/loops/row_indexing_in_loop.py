@@ -25,6 +25,14 @@ Index or gather all rows at once; if a loop must stay, unbind the tensor before 
 +rows = torch.gather(x, 1, index)                       # or any rows, in any order, with one backward
 ```
 
+Rows that a loop writes come from one list or array as well:
+
+```diff
+-for i, word in enumerate(words):
+-    ids[i] = vocabulary[word]
++ids = torch.tensor([vocabulary[word] for word in words])
+```
+
 If a loop must stay, `x.unbind(0)` creates all rows at once, with one backward for all of them.
 
 Fix safety
@@ -34,7 +42,7 @@ otherwise.
 
 from __future__ import annotations
 
-from flatout.doctor.finding import Finding, FixSafety
+from flatout.doctor.finding import Finding
 from flatout.doctor.lines import CodeLine, calls_and_timing, costly_lines, direct_lines, show_calls
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
@@ -43,6 +51,7 @@ from flatout.measure.evidence import Evidence
 ARMS = ("knock-out",)
 RULE = title_of(__doc__, arms=ARMS)
 TUNE = ("one-gather", "rows-at-once", "unbound-rows")
+WRITE = "__setitem__"
 LEAST_CALLS = 10
 LEAST_SHARE = 0.03
 
@@ -62,9 +71,17 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Findin
         if line.requires_grad and line.backward_s
         else ""
     )
+    are_written = set(line.ops) == {WRITE}
     figures = calls_and_timing(evidence, line)
     if line.backward_s is not None:
         figures.append(f"{show_seconds(line.backward_s)} of it in the backward of these rows")
-    message = f"{calls} rows are indexed here per step, one by one{whose}: {show_share(share)} of the step"
-    safety: FixSafety = "reordered" if line.requires_grad else "exact"
-    return RULE.proven(evidence, line.place, message, figures=figures, share=share, safety=safety)
+    return RULE.proven(
+        evidence,
+        line.place,
+        f"{calls} rows are {'written' if are_written else 'indexed'} here per step, one by one{whose}: "
+        f"{show_share(share)} of the step",
+        figures=figures,
+        share=share,
+        fix="write all rows at once, from one list, array or index" if are_written else None,
+        safety="reordered" if line.requires_grad else "exact",
+    )

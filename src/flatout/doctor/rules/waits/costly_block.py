@@ -253,6 +253,8 @@ def explains(finding: Finding, other: Finding, evidence: Evidence) -> bool:
         found.label == arm and holds(found, other.place) for found in evidence.counterfactuals
     ):
         return _freed(other) is None or (_freed(other) or 0.0) >= EXPLAINED * (_freed(finding) or 0.0)
+    if finding.place in _loops(other.place, evidence.stacks) and other.code not in OF_THE_STEP:
+        return (_freed(other) or 0.0) >= EXPLAINED * (_freed(finding) or 0.0)
     for path in evidence.stacks.paths:
         blocks = [_as_block(place, evidence.stacks) for place in path.places]
         if finding.place in blocks:

@@ -10,15 +10,27 @@ from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.patches import Patches, compile_sizes_apart
 
 
-class Cached(Arm):
+class OnKeptBatches(Arm):
+    """Steps on kept batches; those before the first of them, on a batch of an earlier block, do not count."""
+
+    fewest_rounds = 3
+
+    def __init__(self, loaders: LoaderWatch, *, suspicion: float) -> None:
+        self._loaders, self.suspicion = loaders, suspicion
+
+    def step_end(self) -> None:
+        self.fell_back = not self._loaders.num_served
+
+    def end(self) -> None:
+        if not self._loaders.num_served:
+            self.refusal = self.refusal or "its steps take no batch from the loader"
+
+
+class Cached(OnKeptBatches):
     """Steps on the batches of the previous real block."""
 
     kind = label = "cached"
     serves = "cached"
-    fewest_rounds = 3
-
-    def __init__(self, *, suspicion: float) -> None:
-        self.suspicion = suspicion
 
 
 class OneBatch(Arm):
@@ -29,26 +41,26 @@ class OneBatch(Arm):
     only_baseline = True
 
 
-class Half(Arm):
+class Half(OnKeptBatches):
     """Steps on the first half of the kept batches."""
 
     kind = label = "half"
     baseline = "cached"
     serves = "half"
-    suspicion = batch_statements.SUSPICION
-    fewest_rounds = 3
 
     def __init__(self, loaders: LoaderWatch) -> None:
-        self._loaders = loaders
+        super().__init__(loaders, suspicion=batch_statements.SUSPICION)
         self._patches = Patches()
 
     def begin(self) -> None:
         compile_sizes_apart(self._patches)
 
     def end(self) -> None:
+        super().end()
         self._patches.undo()
 
     def step_end(self) -> None:
+        super().step_end()
         self.refusal = self._loaders.cannot_halve
 
 
@@ -56,4 +68,5 @@ def propose(context: ArmContext) -> Iterable[Arm]:
     if context.loaders.trained_on() is None:
         return batch_statements.propose(context)
     wait = context.phases_s.get("wait", 0.0) / context.step_s
-    return Cached(suspicion=max(wait, batch_statements.SUSPICION)), Half(context.loaders), OneBatch()
+    cached = Cached(context.loaders, suspicion=max(wait, batch_statements.SUSPICION))
+    return cached, Half(context.loaders), OneBatch()

@@ -1,9 +1,10 @@
 """Keep what a block computed in one step, and return it in place of the block in later steps.
 
 A returned tensor is tied to the tensors that the block would have read: gradients of zero flow to them, and
-none into the block.  Each call in a step has its own results, and so do calls with inputs of other shapes: if
-none are known, the block runs and the step does not count.  A lookup takes some microseconds, and a step may
-need a thousand of them, so lookups are not timed.
+none into the block.  An input that the block fills in place (`batch[i] = row`) is filled with the same
+values, as the memory of a new tensor holds anything.  Each call in a step has its own results, and so do
+calls with inputs of other shapes: if none are known, the block runs and the step does not count.  A lookup
+takes some microseconds, and a step may need a thousand of them, so lookups are not timed.
 
 Shapes say nothing about a list of graphs.  Results of such inputs are kept in two steps, and serve only if
 they have the same shapes in both.  Steps on one and the same batch need only one.
@@ -20,7 +21,7 @@ from typing import Any
 
 from flatout.measure.arms.call_results import attached, tensors_in
 from flatout.measure.arms.knock_out.blocks import Block
-from flatout.measure.batches import bytes_of
+from flatout.measure.batches import bytes_of, version_of
 from flatout.measure.clock import ident, now
 
 MOST_CALLS = 5000  # in a step
@@ -51,6 +52,16 @@ class _Held:
 class _Kept:
     bound: tuple[Any, ...]
     returned: Any = None
+    filled: tuple[tuple[int, Any], ...] = ()  # inputs that the block changed in place, by number
+
+
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    """A call of the block that runs."""
+
+    key: Key
+    values: list[Any]  # of the inputs
+    versions: list[int]  # of the tensors in them
 
 
 class KeptResults:
@@ -88,7 +99,7 @@ class KeptResults:
         """Reset the counters after a step."""
         self.num_calls = 0
         self.num_unknown = 0  # of these calls, the ones without a kept result
-        self._under_way: list[tuple[Key, list[Any]] | None] = []
+        self._under_way: list[_UnderWay | None] = []
         self._given: tuple[_Kept, list[Any]] | None = None
 
     def forget(self) -> None:
@@ -130,7 +141,8 @@ class KeptResults:
             self.failure = f"it runs more than {MOST_CALLS} times in a step"
             return False
         self._is_opaque |= any(map(is_opaque, values))
-        self._under_way.append((key, values))
+        versions = [version_of(tensor) for tensor in tensors_in(values)]
+        self._under_way.append(_UnderWay(key, values, versions))
         self._on_begin()
         return False
 
@@ -147,6 +159,7 @@ class KeptResults:
         assert self._given is not None
         start_s = now()
         known, values = self._given
+        _fill(known, values)
         bound = tuple(_give(held, values) for held in known.bound)
         self._book_out(now() - start_s)
         return bound
@@ -166,13 +179,13 @@ class KeptResults:
         if entry is None:
             return
         self._on_end()
-        key, values = entry
-        inputs = list(tensors_in(values))
+        key, inputs = entry.key, list(tensors_in(entry.values))
         try:
             bound = [_value(variables, name) for name in self.results]
             kept = _Kept(
                 tuple(_hold(value, inputs, name) for value, name in zip(bound, self.results, strict=True)),
                 _hold(returned, inputs, "what it returns"),
+                _filled(inputs, entry.versions),
             )
         except NotPlain as error:
             self.failure = str(error)
@@ -218,6 +231,32 @@ def _direct(values: Sequence[Any]) -> Iterator[Any]:
             yield value
         elif isinstance(value, (list, tuple)) and len(value) < MOST_DIRECT:
             yield from (item for item in value if isinstance(item, torch.Tensor))
+
+
+def _filled(inputs: Sequence[Any], versions: Sequence[int]) -> tuple[tuple[int, Any], ...]:
+    """Return the tensors that changed in place since `versions` were read, without gradients."""
+    return tuple(
+        (number, tensor.detach())
+        for number, (tensor, version) in enumerate(zip(inputs, versions, strict=False))
+        if version_of(tensor) != version and _can_be_filled(tensor)
+    )
+
+
+def _fill(known: _Kept, values: Sequence[Any]) -> None:
+    """Write into each input what the block wrote there."""
+    inputs = list(tensors_in(values)) if known.filled else []
+    for number, content in known.filled:
+        given = inputs[number] if number < len(inputs) else None
+        if given is None or given.shape != content.shape or not _can_be_filled(given):
+            continue
+        if given.data_ptr() != content.data_ptr():
+            given.copy_(content)
+
+
+def _can_be_filled(tensor: Any) -> bool:
+    import torch
+
+    return type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.requires_grad
 
 
 def is_opaque(value: Any) -> bool:

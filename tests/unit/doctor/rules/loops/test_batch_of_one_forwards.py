@@ -5,6 +5,8 @@ import dataclasses
 import pytest
 
 from flatout.doctor.rules.loops.batch_of_one_forwards import detect
+from flatout.measure.arms.arm import DEPENDS
+from flatout.measure.evidence import ArmNotRun
 
 
 def forwards(made, *, rows_of_step=32, **changes):
@@ -20,6 +22,20 @@ def test_fires_at_the_line_that_calls_the_model(made):
     assert finding.place.line == 40
     assert finding.share == pytest.approx(0.3)
     assert (finding.ceiling.kind, finding.ceiling.speedup) == ("batched-call", pytest.approx(5.0))
+
+
+def test_calls_that_need_the_one_before_cannot_be_stacked(made):
+    """A game: the model's action decides what it sees next."""
+    job = forwards(made)
+    (call,) = job.module_calls
+    refused = ArmNotRun(
+        kind="batched-call",
+        label="batched-call",
+        reason=f"{DEPENDS}, so the calls cannot be one",
+        place=call.place,
+    )
+    (before,), (after,) = detect(job), detect(dataclasses.replace(job, arms_not_run=(refused,)))
+    assert before.fix.startswith("stack the samples") and "side by side" in after.fix
 
 
 @pytest.mark.parametrize(("calls", "fires"), [(8.0, True), (7.0, False)])

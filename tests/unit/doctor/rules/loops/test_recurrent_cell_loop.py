@@ -40,3 +40,12 @@ def test_where_their_time_is_unknown_the_forward_stands_for_it(made):
 def test_look_alikes(made):
     assert detect(made.evidence(sites=(made.site("row"), made.site("create")))) == []
     assert detect(cells(made, calls_per_step=1.0)) == []
+
+
+@pytest.mark.parametrize(("width", "fires"), [(0.25, False), (0.40, True)])
+def test_a_layer_that_may_gain_nothing_and_little_at_most_is_no_fix(made, width, fires):
+    """On a CPU the layer loops as well; leaving the cells out gains in any case."""
+    layer = made.counterfactual("library-recurrence", 0.9, width=width, line=31)
+    without = made.counterfactual("knock-out", 15.0, line=30, last_line=32)
+    site = made.site("cell", line=31, op="lstm_cell", calls_per_step=300.0, host_s=0.1)
+    assert bool(detect(made.evidence(sites=(site,), counterfactuals=(layer, without)))) == fires

@@ -73,3 +73,12 @@ def test_no_gradient_is_claimed_that_no_backward_pass_computed(made):
     """Rows of a tensor that needs gradients, read as plain numbers."""
     (finding,) = detect(indexing(made, made.site("row", requires_grad=True)))
     assert "gradient" not in finding.message
+
+
+def test_rows_that_are_written_are_said_to_be(made):
+    read, written = (
+        detect(made.evidence(sites=(made.site("row", op=op, host_s=0.1),)))
+        for op in ("__getitem__", "__setitem__")
+    )
+    assert "rows are indexed" in read[0].message and "unbind" in read[0].fix
+    assert "rows are written" in written[0].message and "write all rows at once" in written[0].fix

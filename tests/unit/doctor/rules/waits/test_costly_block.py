@@ -73,6 +73,29 @@ def test_a_function_that_a_loop_of_the_step_calls_is_found_at_the_loop(made):
     assert (finding.place, finding.ceiling.arm) == (made.place(19, function="rollout"), whole.label)
 
 
+def test_a_loop_around_a_line_that_another_rule_names_is_left_to_it(made):
+    """A game: the loop calls the model on one row, and the model's own block is what was left out."""
+    main, act, forward = made.place(9), made.place(21), made.place(51, function="Model.forward")
+    stacks = Stacks(
+        num_steps=4,
+        samples_by_phase={"forward": 80, "backward": 20},
+        paths=(
+            StackPath(phase="forward", places=(main, act, forward), samples=80),
+            StackPath(phase="backward", places=(made.place(10),), samples=20),
+        ),
+        loops={str(main): (8,), str(made.place(10)): (8,), str(act): (20,), str(forward): ()},
+    )
+    whole = made.counterfactual("knock-out", 4.0, line=50, last_line=52, roofline_s=1e-6)
+    call = made.counterfactual("knock-out", 3.0, line=21, last_line=21)
+    calls = made.module_call(rows=1, place=act, calls_per_step=32.0, host_s=0.1)
+    inner = InnerCalls(module="Model", place=act, calls_per_step=32.0, num_modules=1, rows_differ=False)
+    job = made.evidence(
+        stacks=stacks, counterfactuals=(whole, call), module_calls=(calls,), inner_calls=(inner,)
+    )
+    assert [finding.place for finding in detect(job)] == [made.place(20)]
+    assert [finding.code for finding in examine(job)] == ["FO304"]
+
+
 def over_layers(made, *, calls_per_step, num_modules):
     line = made.place(31, function="Model.forward")
     calls = InnerCalls(

@@ -13,7 +13,7 @@ from flatout.measure.arms.batches.batch_statements import NotMade
 
 def context(trained_on: Any) -> Any:
     return SimpleNamespace(
-        loaders=SimpleNamespace(trained_on=lambda: trained_on, cannot_halve=None),
+        loaders=SimpleNamespace(trained_on=lambda: trained_on, cannot_halve=None, num_served=1),
         phases_s={"wait": 0.3},
         step_s=0.5,
     )
@@ -25,6 +25,24 @@ def test_batches_are_served_again_whole_and_halved() -> None:
     assert (half.serves, half.baseline, half.refusal) == ("half", "cached", None)
     assert (one.serves, one.baseline, one.only_baseline) == ("one", "real", True)
     assert cached.suspicion == pytest.approx(0.6) and half.suspicion < 0.5  # by what the step waits
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_steps_that_take_no_batch_do_not_count(number: int) -> None:
+    """A loader whose only batch is the whole training set."""
+    made = context(object())
+    made.loaders.num_served = 0
+    arm = tuple(kept_batches.propose(made))[number]
+    arm.begin()
+    arm.step_end()
+    assert arm.fell_back
+    made.loaders.num_served = 1
+    arm.step_end()
+    arm.end()
+    assert not arm.fell_back and arm.refusal is None
+    made.loaders.num_served = 0
+    arm.end()
+    assert arm.refusal == "its steps take no batch from the loader"
 
 
 def test_without_a_loader_the_statements_that_make_the_batch_are_looked_for() -> None:

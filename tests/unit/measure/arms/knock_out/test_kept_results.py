@@ -96,6 +96,43 @@ def test_a_tensor_that_the_block_writes_into_has_gradients_from_then_on() -> Non
     assert x.grad is not None and x.grad.tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("names", [("batch",), ()])
+def test_an_input_that_the_block_fills_in_place_is_filled(names: tuple[str, ...]) -> None:
+    """`batch = empty(...); batch[i] = row`, or `batch.copy_(rows)`: new memory holds anything."""
+    kept = results(results=names, inputs=("batch",))
+
+    def step(batch: Any) -> Any:
+        before = batch
+        if kept.is_free():
+            given = kept.give()
+            batch = given[0] if given else batch
+        else:
+            batch[0] = 3
+            kept.note()
+        assert batch is before
+        return batch
+
+    step(torch.zeros(2, dtype=torch.long))
+    next_step(kept)
+    assert step(torch.full((2,), 99)).tolist() == [3, 0]
+
+
+def test_a_buffer_that_the_block_goes_on_with_is_left_as_it_is() -> None:
+    kept, average = results(inputs=("average",)), torch.ones(2)
+
+    def step() -> None:
+        if kept.is_free():
+            kept.give()
+        else:
+            average.mul_(0.5)
+            kept.note()
+
+    step()
+    next_step(kept)
+    step()
+    assert average.tolist() == [0.5, 0.5]
+
+
 def test_results_of_inputs_without_a_shape_are_kept_in_two_steps() -> None:
     """A list of graphs, each with its own number of nodes."""
 
