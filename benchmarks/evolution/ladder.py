@@ -7,11 +7,12 @@ original      a member's weights are written, its prompts answered one after ano
               `generate`, the weights restored
 + batching    the same with all prompts of the member in one `generate`
 + AMP         the same under autocast to bfloat16
-+ compile     the same with a static cache and a compiled forward
++ compile     the same with a static cache, the steps after the prompt compiled by `generate` itself
 one forward   Eggroll: all members in one batch, noise and update included
 
 Every arm answers `--prompts` prompts of `--prompt` tokens with `--new` tokens per member, greedily.  Arms
-that go member by member run `--timed` members a round; *samples* are completions that were made.
+that go member by member run `--timed` members a round; *samples* are completions that were made.  A rung
+that takes longer than `--limit` seconds a round, compiling included, is named and left out.
 Utilisation is the mean share of time in which NVML saw a kernel (a low bar: one small kernel clears it), on
 a CPU the share of the cores.
 """
@@ -24,6 +25,7 @@ import datetime
 import gc
 import json
 import os
+import signal
 import statistics
 import sys
 import threading
@@ -45,7 +47,16 @@ from flatout.ground.errors import FlatoutError  # noqa: E402
 
 SIGMA = 1e-3
 BASE, OURS = "original", "one forward"
-FAILURES = (FlatoutError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError)
+
+
+class OverLimit(BaseException):
+    """A rung ran past its limit; no `except Exception` on its way, as compilers have them, may swallow it."""
+
+
+FAILURES = (
+    *(FlatoutError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, ImportError),
+    OverLimit,
+)
 
 
 class OneByOne:
@@ -68,19 +79,14 @@ class OneByOne:
         ]
         self.saved = [weight.clone() for weight in self.weights]
         self.extra: dict[str, Any] = {}
-        self.forward = model.forward
         if compiled:
-            mode = "reduce-overhead" if model.device.type == "cuda" else "default"
-            self.forward = torch.compile(model.forward, mode=mode, dynamic=False)
-            self.extra = {"cache_implementation": "static", "disable_compile": True}
+            self.extra = {"cache_implementation": "static", "compile_config": compiling(model.device.type)}
+            # A static cache has one dtype; under autocast rotated keys would be fp32, values bf16.
+            model.model.rotary_emb.register_forward_hook(as_bf16)
 
     def epoch(self) -> int:
-        plain, self.model.forward = self.model.forward, self.forward
-        try:
-            for _ in range(self.options.timed):
-                self._member()
-        finally:
-            self.model.forward = plain
+        for _ in range(self.options.timed):
+            self._member()
         return self.options.timed * sum(len(batch) for batch in self.batches)
 
     @torch.no_grad()
@@ -105,6 +111,19 @@ class OneByOne:
             weight.copy_(saved)
 
 
+def compiling(kind: str) -> Any:
+    """How `generate` compiles its steps: as it does by itself on a GPU, and also on a CPU."""
+    from transformers import CompileConfig
+
+    config = CompileConfig(mode="reduce-overhead" if kind == "cuda" else "default", dynamic=False)
+    config._compile_all_devices = True
+    return config
+
+
+def as_bf16(_module: Any, _inputs: Any, outputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(each.bfloat16() for each in outputs)
+
+
 class OneForward:
     """Ours: every member's prompts in one batch, the noise drawn before and the weights updated after."""
 
@@ -117,6 +136,22 @@ class OneForward:
         rewards = torch.tensor([[float(one.tokens[-1] % 7) for one in row] for row in done])
         self.es.tell(rewards, cosine=False)
         return rewards.numel()
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raise OverLimit in a block that takes longer."""
+
+    def ring(_number: int, _frame: object) -> None:
+        raise OverLimit(f"took longer than {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextlib.contextmanager
@@ -159,7 +194,8 @@ def arms_of(shape: Shape, options: argparse.Namespace, device: torch.device) -> 
         "+ AMP": OneByOne(whole, prompts, options, amp=True),
     }
     if options.compile:
-        arms["+ compile"] = OneByOne(whole, prompts, options, amp=True, compiled=True)
+        own = transformers_model(shape, device=kind, dtype=torch.float32)
+        arms["+ compile"] = OneByOne(own, prompts, options, amp=True, compiled=True)
     dtype = torch.bfloat16 if kind == "cuda" else torch.float32
     arms[OURS] = OneForward(transformers_model(shape, device=kind, dtype=dtype), prompts, options)
     return arms
@@ -173,7 +209,7 @@ def climb(
 ) -> None:
     """Rounds over all arms in turn; the first, which compiles and captures, is not counted.
 
-    An arm that fails is named, and the others go on; what is known is kept after each round.
+    An arm that fails or takes too long is named, and the others go on; what is known is kept after each arm.
     """
     arms = arms_of(SHAPES[name], options, device)
     seconds: dict[str, list[float]] = {arm: [] for arm in arms}  # a sample
@@ -187,7 +223,7 @@ def climb(
             _wait(device)
             start = time.perf_counter()
             try:
-                with watched(device, used):
+                with limited(options.limit), watched(device, used):
                     samples = run.epoch()
                     _wait(device)
             except FAILURES as error:
@@ -200,8 +236,8 @@ def climb(
             if number:
                 seconds[arm].append(taken / samples)
                 shares[arm] += used
-        if number:
-            keep([row_of(arm, seconds, shares, failed.get(arm)) for arm in arms])
+                known = [each for each in arms if seconds[each] or each in failed]
+                keep([row_of(each, seconds, shares, failed.get(each)) for each in known])
 
 
 def row_of(
@@ -213,7 +249,7 @@ def row_of(
     return {
         "arm": arm,
         "samples_per_s": 1 / statistics.median(taken),
-        "times_the_original": ratio(seconds[BASE], taken),
+        "times_the_original": ratio(seconds[BASE][: len(taken)], taken),
         "utilisation_share": statistics.mean(used) if used else None,
     }
 
@@ -248,6 +284,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--new", type=int, default=64 if cuda else 8)
     parser.add_argument("--timed", type=int, default=2, help="members a round of the arms that go one by one")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--limit", type=float, default=60, help="seconds a rung may take a round")
     parser.add_argument(
         "--mode", default="auto", help="of the one forward: auto, fused, graph, compiled, eager"
     )
@@ -260,7 +297,7 @@ def main() -> None:
     options = parse()
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
-    told = ("population", "prompts", "prompt", "new", "timed", "rounds", "mode")
+    told = ("population", "prompts", "prompt", "new", "timed", "rounds", "limit", "mode")
     result: dict[str, Any] = {
         "benchmark": "evolution-ladder",
         "hardware": torch.cuda.get_device_name() if cuda else cpu_name(),

@@ -55,3 +55,13 @@ def test_a_ladder_goes_on_without_an_arm_that_fails(tmp_path: Path) -> None:
     assert "needs a CUDA device" in arms.pop("one forward")["failed"]
     assert {"original", "+ batching", "+ AMP"} == arms.keys()
     assert all(row["samples_per_s"] > 0 for row in arms.values())
+
+
+def test_a_rung_past_its_limit_is_named_and_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    sizes = ("--models", "tiny", "--rounds", 1, "--timed", 1, "--new", 2, "--population", 4, "--prompts", 2)
+    found = saved_by("ladder.py", *sizes, "--limit", 3, folder=tmp_path)
+    arms = {row["arm"]: row for row in found["models"][0]["arms"]}
+    assert arms.pop("+ compile") == {"arm": "+ compile", "failed": "OverLimit: took longer than 3 s"}
+    assert {"original", "+ batching", "+ AMP", "one forward"} == arms.keys()
+    assert all(row["samples_per_s"] > 0 for row in arms.values())
