@@ -26,6 +26,7 @@ from flatout.ground.errors import BadInput
 
 PACKED = "flatout_packed"
 Kernel = Literal["varlen", "portable"]
+WIDEST_HEAD, HEAD_STEP = 256, 8  # FlashAttention's, which is the variable-length kernel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,14 +41,22 @@ class RowBounds:
 _bounds: ContextVar[RowBounds] = ContextVar("flatout_packed_rows")
 
 
-def choose_kernel(*, device: torch.device, dtype: torch.dtype) -> Decision[Kernel]:
-    """Choose the attention kernel for this device and precision."""
+def choose_kernel(
+    *, device: torch.device, dtype: torch.dtype, head_width: int = HEAD_STEP
+) -> Decision[Kernel]:
+    """Choose the attention kernel for this device, precision and width of a head."""
     if device.type != "cuda":
         return Decision(
             value="portable", reason=f"no variable-length kernel on {device.type}", source="computed"
         )
     if dtype not in (torch.bfloat16, torch.float16):
         return Decision(value="portable", reason=f"no variable-length kernel in {dtype}", source="computed")
+    if head_width > WIDEST_HEAD or head_width % HEAD_STEP:
+        return Decision(
+            value="portable",
+            reason=f"the variable-length kernel takes heads of 8, 16, ... {WIDEST_HEAD}, not of {head_width}",
+            source="computed",
+        )
     capability = torch.cuda.get_device_capability(device)
     if capability < (8, 0):
         version = ".".join(map(str, capability))

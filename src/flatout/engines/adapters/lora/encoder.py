@@ -88,7 +88,9 @@ class PackedEncoder:
                 hint="make both with the same dtype and device",
             )
         self.width = int(config.hidden_size)
-        self.kernel: Decision[Kernel] = attention.choose_kernel(device=self.device, dtype=self.dtype)
+        self.kernel: Decision[Kernel] = attention.choose_kernel(
+            device=self.device, dtype=self.dtype, head_width=self.width // int(config.num_attention_heads)
+        )
         self._path = path
         self._pass: _Pass | None = None
         self._calls: list[tuple[str, Tensor]] | None = None  # which map read which input, if recorded

@@ -47,6 +47,12 @@ def test_the_kernel_is_chosen_by_device_and_precision() -> None:
     assert decision.value == "portable" and "float32" in decision.reason
 
 
+@pytest.mark.parametrize("head_width", [384, 26])  # TinyBERT's heads are 26 wide
+def test_heads_that_the_variable_length_kernel_refuses_take_the_portable_one(head_width: int) -> None:
+    decision = choose_kernel(device=torch.device("cuda"), dtype=torch.bfloat16, head_width=head_width)
+    assert decision.value == "portable" and str(head_width) in decision.reason
+
+
 def test_variable_length_bounds_need_no_mask() -> None:
     chosen = layout(blocks())
     bounds = bounds_of(chosen, "varlen")
