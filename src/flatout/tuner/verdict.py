@@ -168,8 +168,11 @@ def _quantile(table: dict[int, float], freedom: int) -> float:
     return table[max(known for known in table if known <= freedom)]
 
 
-def failure(trial: TrialResult, *, like: TrialResult | None = None) -> str | None:
-    """Return why a trial cannot be judged, or None; `like` is the job without the treatment."""
+def failure(trial: TrialResult, *, like: TrialResult | None = None, any_length: bool = False) -> str | None:
+    """Return why a trial cannot be judged, or None; `like` is the job without the treatment.
+
+    Only runs whose times alone are compared may differ in length.
+    """
     if trial.ended == "crashed":
         return f"the script raised {trial.error}"
     if trial.ended == "killed":
@@ -182,7 +185,7 @@ def failure(trial: TrialResult, *, like: TrialResult | None = None) -> str | Non
         return "no loss was seen, so nothing was verified"
     if not all(map(math.isfinite, trial.losses)):
         return "a loss is not finite"
-    return None if like is None else _works_otherwise(trial, like)
+    return None if like is None else _works_otherwise(trial, like, any_length=any_length)
 
 
 def by_step(trial: TrialResult) -> TrialResult:
@@ -194,7 +197,7 @@ def by_step(trial: TrialResult) -> TrialResult:
     return replace(trial, losses=losses, batches={}, reads=())
 
 
-def _works_otherwise(trial: TrialResult, like: TrialResult) -> str | None:
+def _works_otherwise(trial: TrialResult, like: TrialResult, *, any_length: bool) -> str | None:
     if trial.num_skipped > like.num_skipped:
         return f"{trial.num_skipped - like.num_skipped} steps were skipped: their gradients were not finite"
     if trial.trained != like.trained:
@@ -205,9 +208,10 @@ def _works_otherwise(trial: TrialResult, like: TrialResult) -> str | None:
         return f"{trial.still - like.still} parameters are no longer changed by a step"
     if trial.still_at_end > like.still_at_end:
         return f"{trial.still_at_end - like.still_at_end} parameters are no longer changed by all steps"
-    if len(trial.losses) * like.num_steps != len(like.losses) * trial.num_steps:
+    as_often = len(trial.losses) * like.num_steps == len(like.losses) * trial.num_steps
+    if not as_often or (trial.num_steps != like.num_steps and not any_length):
         return (
-            f"the number of losses per step changed: {len(trial.losses)} in {trial.num_steps} steps"
+            f"the number of losses or of steps changed: {len(trial.losses)} in {trial.num_steps} steps"
             f" instead of {len(like.losses)} in {like.num_steps}"
         )
     return None

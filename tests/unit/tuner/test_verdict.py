@@ -119,6 +119,7 @@ def test_a_start_that_takes_longer_pays_after_some_steps() -> None:
         ({"still_at_end": 1}, "no longer changed by all steps"),
         ({"losses": (1.0, 0.9)}, "number of losses"),
         ({"num_steps": 6}, "3 in 6 steps instead of 3 in 3"),
+        ({"losses": (1.0, 0.9) * 3, "num_steps": 6}, "6 in 6 steps instead of 3 in 3"),
     ],
 )
 def test_not_verified_is_not_passed(changes: dict[str, object], words: str) -> None:

@@ -103,7 +103,7 @@ class Times:
             plain, treated = found if len(pairs) % 2 == 0 else reversed(found)
             if regroups([*without, *with_]):
                 plain, treated = verdict.by_step(plain), verdict.by_step(treated)
-            if reason := verdict.failure(treated, like=plain) or verdict.failure(plain):
+            if reason := verdict.failure(plain) or verdict.failure(treated, like=plain, any_length=True):
                 raise CannotBeTimed(reason)
             pairs.append((plain, treated))
             gain = verdict.gain_of(pairs)
