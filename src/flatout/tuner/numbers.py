@@ -22,6 +22,8 @@ WITHOUT_DROPOUT = {"plain": True}
 FIXED = "fixed_samples"
 COMPILES = ("compile",)  # treatments whose code draws its own random numbers
 
+Pair = tuple[TrialResult, TrialResult]  # without and with a treatment, of one seed
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
@@ -255,7 +257,7 @@ class Numbers:
         if reason := _steps_otherwise(first):
             return _wrong(reason)
         without_dropout = first["before"][1], first["lossy"][1]
-        pairs: list[tuple[TrialResult, TrialResult]] = []
+        pairs: list[Pair] = []
         asked = [((tuple(given), of_seed(seed)),) for seed in range(SEEDS) for given in (kept, doses)]
         self.trials.expect(str(doses[-1]), asked)
         for plain, treated in self._paired_seeds(kept, doses):
@@ -270,25 +272,28 @@ class Numbers:
             pairs.append((plain, treated))
             if (found := _judge_losses(pairs)) is not None:
                 return found
-            if len(pairs) == verdict.FEWEST_PAIRS and verdict.has_dropout(pairs[0][0], without_dropout[0]):
-                return self._judge_without_dropout(kept, doses)
+            may_be_masks = verdict.loss_change(pairs).may_be_chance
+            if may_be_masks and verdict.has_dropout(pairs[0][0], without_dropout[0]):
+                return self._judge_without_dropout(kept, doses, pairs)
         return _undecided(pairs)
 
-    def _judge_without_dropout(self, kept: Sequence[Dose], doses: Sequence[Dose]) -> Judgement:
+    def _judge_without_dropout(
+        self, kept: Sequence[Dose], doses: Sequence[Dose], with_dropout: Sequence[Pair]
+    ) -> Judgement:
         """Compare late losses without dropout: other formats draw other masks, whose noise hides the rest."""
-        pairs: list[tuple[TrialResult, TrialResult]] = []
+        pairs: list[Pair] = []
         for plain, treated in self._paired_seeds(kept, doses, **WITHOUT_DROPOUT):
             if reason := verdict.failure(plain) or verdict.failure(treated, like=plain):
                 return _wrong(reason)
             pairs.append((plain, treated))
             if (found := _judge_losses(pairs)) is not None:
+                if found.is_right and (reason := verdict.drops_less(with_dropout, pairs)):
+                    return _wrong(reason)
                 return replace(found, reason=f"without dropout, {found.reason}")
         found = _undecided(pairs)
         return replace(found, reason=f"without dropout, {found.reason}")
 
-    def _paired_seeds(
-        self, kept: Sequence[Dose], doses: Sequence[Dose], **changes: Any
-    ) -> Iterator[tuple[TrialResult, TrialResult]]:
+    def _paired_seeds(self, kept: Sequence[Dose], doses: Sequence[Dose], **changes: Any) -> Iterator[Pair]:
         """Run without and with a treatment, seed by seed; as many at once as may run beside each other."""
         num_at_once = max(1, self.trials.at_once // 2)
         for first in range(0, SEEDS, num_at_once):
@@ -299,7 +304,7 @@ class Numbers:
             yield from zip(runs[::2], runs[1::2], strict=True)
 
 
-def _judge_losses(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> Judgement | None:
+def _judge_losses(pairs: Sequence[Pair]) -> Judgement | None:
     """Judge the late losses of paired seeds; None if more seeds are needed."""
     change = verdict.loss_change(pairs)
     if change.is_inside and verdict.seeds_matter([plain for plain, _ in pairs]):
@@ -307,7 +312,7 @@ def _judge_losses(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> Judgement
     return _wrong(str(change)) if change.is_outside else None
 
 
-def _undecided(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> Judgement:
+def _undecided(pairs: Sequence[Pair]) -> Judgement:
     if not verdict.seeds_matter([plain for plain, _ in pairs]):
         return Judgement(answer="undecided", reason="the job is the same with every seed")
     change = verdict.loss_change(pairs)

@@ -16,6 +16,7 @@ seeds, with margins fixed in advance.  What could not be compared has not passed
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -37,6 +38,7 @@ SAME_LOSS = 0.02  # of the first loss: how far a run in 64 bits may differ from 
 ERROR_FLOOR = 1e-6  # relative: below it both count as exact
 CHANGE_FLOOR = 1e-5  # the same for a step: Adam divides gradients by their size, those near zero too
 DROPOUT_FACTOR = 10.0  # times ERROR_FLOOR: a larger effect on a loss shows dropout
+DROPS_LESS_ERRORS, EARLY_SHARE = 3.0, 0.25  # standard errors; and of the losses
 ENVELOPE_FACTOR = 10.0
 ENVELOPE_FLOOR = 1e-5  # of the loss
 LAST_SHARE = 0.25  # of the losses, to judge a lossy treatment by
@@ -354,6 +356,39 @@ def has_dropout(run: TrialResult, without: TrialResult) -> bool:
     return effect_of_dropout(run, without) > DROPOUT_FACTOR * ERROR_FLOOR
 
 
+def drops_less(
+    pairs: Sequence[tuple[TrialResult, TrialResult]],
+    without_dropout: Sequence[tuple[TrialResult, TrialResult]],
+) -> str | None:
+    """Return the reason if the treated job drops less than the job: losses without dropout do not show that.
+
+    Both hold the same seeds.  Each mask moves its loss by chance, so from one loss to the next the effect of
+    dropout jumps, and the jumps shrink with what is dropped.  Where the weights of two runs diverge
+    fast, only early losses show that.
+    """
+    found = [
+        list(zip(_jumps(plain, plain_without), _jumps(treated, treated_without), strict=False))
+        for (plain, treated), (plain_without, treated_without) in zip(pairs, without_dropout, strict=False)
+    ]
+    for share in (EARLY_SHARE, 1.0):
+        ratios = [
+            math.log(other / one) for each in found for one, other in each[: math.ceil(share * len(each))]
+        ]
+        if len(ratios) < 2:
+            continue
+        mean, error = fmean(ratios), stdev(ratios) / math.sqrt(len(ratios))
+        if mean + DROPS_LESS_ERRORS * error < 0:
+            return f"dropout moves the treated job's losses {math.exp(mean):.2g} times as far as the job's"
+    return None
+
+
+def _jumps(run: TrialResult, without: TrialResult) -> list[float]:
+    """Return how far the effect of dropout moves from one loss to the next."""
+    effects = [one - other for one, other in zip(run.losses, without.losses, strict=False)]
+    floor = ERROR_FLOOR * max(abs(without.losses[0]), 1e-12)
+    return [max(abs(later - earlier), floor) for earlier, later in itertools.pairwise(effects)]
+
+
 def leaves_the_envelope(
     plain: TrialResult, treated: TrialResult, nudged: Sequence[TrialResult]
 ) -> str | None:
@@ -390,6 +425,10 @@ class LossChange:
     @property
     def is_inside(self) -> bool:
         return self.num_seeds >= FEWEST_PAIRS and self.low > -MARGIN and self.high < MARGIN
+
+    @property
+    def may_be_chance(self) -> bool:
+        return self.num_seeds >= FEWEST_PAIRS and self.low < 0 < self.high
 
     @property
     def is_outside(self) -> bool:

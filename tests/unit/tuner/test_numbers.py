@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,6 +135,50 @@ def test_other_dropout_masks_hide_nothing_and_are_left_out_if_seeds_do_not_decid
     assert judged.is_right and judged.reason.startswith("without dropout, late losses change by +0.00%")
     judged = numbers.judge(given["other-masks"], [], Dose(name="other-masks", value=2))
     assert judged.answer == "wrong numbers"
+
+
+@pytest.mark.parametrize(("probability", "is_right"), [(0.2, True), (0.1, False)])
+def test_fewer_dropped_values_are_no_other_masks(
+    tmp_path: Path, given: dict[str, Treatment], probability: float, is_right: bool
+) -> None:
+    own, real = torch.Generator().manual_seed(1), nn.functional.dropout
+
+    def drops(patches: Patches, _value: Value) -> None:
+        def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+            as_it_is = real(x, p, training, inplace)  # shuffling draws from the same generator
+            if p == 0.0:
+                return as_it_is
+            return x * (torch.rand(x.shape, generator=own) >= probability) / (1 - probability)
+
+        patches.replace(nn.functional, "dropout", dropout)
+
+    given["drops"] = made(drops, "lossy")
+    job = functools.partial(train, lr=0.05)
+    trials = LocalTrials(tmp_path, job, TrialPlan(warmup=20, blocks=2, block_steps=20))
+    numbers = Numbers(trials, [trials.run([]) for _ in range(2)])  # type: ignore[arg-type]
+    judged = numbers.judge(given["drops"], [], Dose(name="drops", value=True))
+    assert judged.is_right is is_right, judged
+    assert judged.reason.startswith("without dropout" if is_right else "dropout moves"), judged
+
+
+def test_a_change_that_is_no_chance_is_not_put_down_to_masks(
+    numbers: Numbers, given: dict[str, Treatment]
+) -> None:
+    """Its interval reaches into the margin, but not to zero: more seeds decide, with dropout."""
+    judged: list[Any] = []
+
+    def seeds(_kept: object, _doses: object, **changes: Any) -> Any:
+        judged.append(changes)
+        for seed, change in enumerate((1.003, 1.0025, 1.0012, 1.003, 1.003, 1.003, 1.003, 1.003)):
+            plain = replace(numbers.plain, losses=tuple(each + seed / 1000 for each in numbers.plain.losses))
+            yield plain, replace(plain, losses=tuple(each * change for each in plain.losses), reads=())
+
+    given["nothing"] = made(nothing, "lossy")
+    numbers._paired_seeds = seeds  # type: ignore[assignment,method-assign]
+    numbers.plain = replace(numbers.plain, reads=())
+    found = numbers.judge(given["nothing"], [], Dose(name="nothing", value=True))
+    assert found.answer == "wrong numbers" and "late losses change" in found.reason, found
+    assert judged == [{}]
 
 
 def test_code_that_draws_as_eager_code_does_is_compiled_only_for_a_job_that_draws(numbers: Numbers) -> None:

@@ -127,6 +127,30 @@ def test_not_verified_is_not_passed(changes: dict[str, object], words: str) -> N
     assert words in str(verdict.failure(trial(**changes), like=trial()))
 
 
+def test_runs_of_another_length_are_compared_by_time_alone() -> None:
+    longer = trial(losses=(1.0, 0.9, 0.8) * 2, num_steps=6)
+    assert verdict.failure(longer, like=trial(), any_length=True) is None
+    rarer = trial(losses=(1.0, 0.9, 0.8), num_steps=6)
+    assert "number of losses" in str(verdict.failure(rarer, like=trial(), any_length=True))
+
+
+def test_what_drops_less_moves_its_losses_less() -> None:
+    drawn = random.Random(0)
+
+    def run(noise: float) -> TrialResult:
+        """Losses of weights that drift, moved by masks."""
+        return trial(losses=tuple(1 + number / 50 + noise * drawn.gauss(0, 1) for number in range(200)))
+
+    without = [(run(0.0), trial(losses=tuple(1 + number / 40 for number in range(200)))) for _ in range(3)]
+
+    def judged(noise: float) -> str | None:
+        return verdict.drops_less([(run(1.0), run(noise)) for _ in range(3)], without)
+
+    assert sum(judged(1.0) is not None for _ in range(200)) <= 4 and judged(2.0) is None
+    assert "times as far" in str(judged(0.5)) and "times as far" in str(judged(0.0))
+    assert verdict.drops_less([], []) is None
+
+
 def test_exact_means_every_bit() -> None:
     plain = trial()
     assert verdict.differs_exactly(plain, trial()) is None

@@ -23,13 +23,13 @@ PLAN = TrialPlan(warmup=2, blocks=2, block_steps=3)
 Job = Callable[[], None]
 
 
-def train(*, accumulate: int = 2) -> None:
+def train(*, accumulate: int = 2, lr: float = 0.5) -> None:
     """A small job: dropout, two batches per step, a loss that is read."""
     torch.manual_seed(0)
     x = torch.randn(512, 8)
     y = (x.sum(1) > 0).long()
     model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(0.2), nn.Linear(16, 2))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     read = []
     for _epoch in range(10):
         for number, (a, b) in enumerate(DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True)):
