@@ -17,6 +17,7 @@ import shutil
 import stat
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from typing import Any
 from flatout.measure.patches import Patches
 
 WRITING = set("wax+")
+CLOCK_TICK_NS = 2_000_000_000  # file systems note when a folder changed to within two seconds
 
 
 def redirect_writes(patches: Patches, scratch: Path, *, apart: Sequence[Path] = ()) -> Mirror:
@@ -216,6 +218,8 @@ class Mirror:
         self._here = here if here.startswith(os.path.join(temporary, "")) else None
         self._thread = threading.local()
         self._hidden: set[str] = set()  # folders that the script removed
+        self._is_used = False  # whether anything was written or hidden
+        self._empty_since_ns = -1
 
     @property
     def resolves(self) -> bool:
@@ -245,13 +249,31 @@ class Mirror:
         return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
     def now(self, path: Any) -> Any:
-        """Return where to read a path: in the scratch folder if it was written there."""
-        there = self._there(path)
-        if there is not None and self._is_hidden(path):
+        """Return where to read a path: in the scratch folder if it was written there.
+
+        Many scripts look at files in every step, so this must take little time.
+        """
+        if not (self._is_used or self._finds_any()):
+            return path
+        there = self._scratch + self._whole(path)
+        if self._hidden and self._is_hidden(path) and not self.is_free(path):
             return there
-        if there is None or not _exists(there):
+        if not _exists(there) or self.is_free(path):
             return path
         return path if os.path.isdir(there) and _exists(path) else there
+
+    def _finds_any(self) -> bool:
+        """Look into the scratch folder, where another process of the script may have written, too."""
+        try:
+            changed_ns = _stat(self._scratch).st_mtime_ns
+            if changed_ns == self._empty_since_ns:
+                return False
+            self._is_used = bool(_listdir(self._scratch))
+        except OSError:
+            return False
+        if time.time_ns() - changed_ns > CLOCK_TICK_NS:  # what changes it later shows in its time
+            self._empty_since_ns = changed_ns
+        return self._is_used
 
     def folders(self, path: Any) -> list[Any]:
         """Return where a folder's entries are: in the scratch folder, in the user's, or in both."""
@@ -277,6 +299,7 @@ class Mirror:
         """Hide a folder from the script; return where it is in the scratch folder."""
         whole = self._whole(path)
         self._hidden.add(os.path.join(whole, ""))
+        self._is_used = True
         return self._scratch + whole
 
     def _is_hidden(self, path: Any) -> bool:
@@ -289,7 +312,7 @@ class Mirror:
         return self._scratch + self._whole(path)
 
 
-_stat, _symlink = os.stat, os.symlink
+_stat, _symlink, _listdir = os.stat, os.symlink, os.listdir
 
 
 def _exists(path: str) -> bool:

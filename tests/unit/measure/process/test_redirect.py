@@ -129,3 +129,30 @@ def test_copies_and_links_and_modes_are_made_in_the_scratch_folder(folder: Path)
     assert sorted(os.listdir()) == found == sorted(glob.glob("*"))
     with os.scandir() as scan:
         assert sorted(entry.name for entry in scan) == found
+
+
+def test_looks_at_files_cost_next_to_nothing_until_something_is_written(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some jobs look at files in every step: resolving links each time would make their steps slower."""
+    real, resolved = os.path.realpath, 0
+
+    def counted(path: str, *, strict: bool = False) -> str:
+        nonlocal resolved
+        resolved += 1
+        return real(path, strict=strict)
+
+    (folder.parent / "scratch").mkdir()
+    monkeypatch.setattr(os.path, "realpath", counted)
+    assert os.path.exists("log.txt") and os.stat("log.txt").st_size == 7 and not resolved
+    os.utime(folder.parent / "scratch", (1, 1))  # long ago
+    resolved = 0
+    assert os.path.exists("log.txt") and os.path.exists("log.txt") and not resolved
+    worker = os.fork()
+    if not worker:
+        Path("log.txt").write_text("of a worker")
+        os._exit(0)
+    os.waitpid(worker, 0)
+    assert os.stat("log.txt").st_size == len("of a worker")
+    resolved = 0
+    assert os.stat("earlier/run/result.txt").st_size == len("precious") and resolved == 1
