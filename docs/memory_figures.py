@@ -65,7 +65,7 @@ def measured(folder: Path) -> str:
 def accuracy(folder: Path) -> str:
     """Errors of ours, tuned and held-out families apart, with the first look at the latter."""
     estimates, first = latest(folder, "estimates"), latest(folder, "first-look")
-    second = latest(folder, "unseen-second-first-look")
+    second, fourth = (latest(folder, f"unseen-{which}-first-look") for which in ("second", "fourth"))
     unseen = {
         "unseen, first look": (latest(folder, "unseen-first-look"), OURS),
         "unseen, looked at since": (latest(folder, "unseen-estimates"), OURS),
@@ -74,6 +74,9 @@ def accuracy(folder: Path) -> str:
         "second unseen set, looked at since": (latest(folder, "unseen-second-estimates"), OURS),
         "**third unseen set, first look**": (latest(folder, "unseen-third-first-look"), OURS),
         "third unseen set, looked at since": (latest(folder, "unseen-third-estimates"), OURS),
+        "**fourth unseen set, first look**": (fourth, OURS),
+        "fourth unseen set, failures repaired before measuring": (fourth, REPAIRED),
+        "fourth unseen set, looked at since": (latest(folder, "unseen-fourth-estimates"), OURS),
     }
     if estimates is None:
         return NOT_MEASURED

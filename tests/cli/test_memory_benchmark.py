@@ -117,13 +117,14 @@ def test_a_first_look_compares_what_was_predicted_and_counts_what_failed() -> No
     assert other[REPAIRED] == {"allocated": pytest.approx(-0.01), "reserved": 0.0}
 
 
-def test_the_fourth_unseen_set_was_predicted_whole() -> None:
+def test_the_fourth_unseen_set_was_predicted_whole_and_measured_whole() -> None:
     configurations = SETS["unseen-fourth"]()
     assert len(configurations) >= 40 and len({each.family for each in configurations}) >= 20
     assert {each.recipe.precision for each in configurations} == {"fp32", "tf32", "bf16", "fp16", "pure-bf16"}
-    path = latest_table("unseen-fourth-predictions")
-    assert path is not None
-    assert {row["label"] for row in read_table(path)["rows"]} == {each.label for each in configurations}
+    for subject in ("unseen-fourth-predictions", "unseen-fourth", "unseen-fourth-first-look"):
+        path = latest_table(subject)
+        assert path is not None
+        assert {row["label"] for row in read_table(path)["rows"]} == {each.label for each in configurations}
 
 
 def test_the_second_unseen_set_was_predicted_whole_and_measured_whole() -> None:
