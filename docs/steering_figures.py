@@ -40,7 +40,13 @@ LINES = (
     ("trials", "packed", f"{SINGLE}, transformers' generate", f"{SINGLE}, `generate`", ""),
     ("trials", "packed", f"{ALONE}, this engine", f"{ALONE}, this engine", ""),
     ("trials", "packed, texts of", "packing efficiency", "slots used, texts of differing length", "0.8"),
-    ("search", "search, every question", "trials per hour", "trials per hour of a search with a judge, every question", ""),
+    (
+        "search",
+        "search, every question",
+        "trials per hour",
+        "trials per hour of a search with a judge, every question",
+        "",
+    ),
     (
         "search",
         "search, every question",
