@@ -14,6 +14,8 @@ from typing import Any
 from tables import fill
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "steering" / "results"
+# The folder that `flatout fetch smollm2` writes.
+NAMES = {"smollm2": "SmolLM2-135M-Instruct"}
 NOT_MEASURED = "*Not measured yet.*"
 ALONE, SINGLE = "times one trial at a time", "times one question at a time"
 BARE = "a bare forward of"
@@ -38,12 +40,25 @@ LINES = (
     ("trials", "packed", f"{SINGLE}, transformers' generate", f"{SINGLE}, `generate`", ""),
     ("trials", "packed", f"{ALONE}, this engine", f"{ALONE}, this engine", ""),
     ("trials", "packed, texts of", "packing efficiency", "slots used, texts of differing length", "0.8"),
-    ("search", "search, every question", "trials per hour", "trials per hour of a search with a judge", ""),
+    (
+        "search",
+        "search, every question",
+        "trials per hour",
+        "trials per hour of a search with a judge, every question",
+        "",
+    ),
     (
         "search",
         "search, every question",
         f"{ALONE}, transformers' generate and Optuna",
         f"{ALONE}, `generate` and Optuna",
+        "100",
+    ),
+    (
+        "search",
+        "search, halved",
+        f"{ALONE}, transformers' generate and Optuna",
+        "the same, halved",
         "100",
     ),
     ("choices", "packed", "trials per hour", "trials per hour, judged by two answers", ""),
@@ -68,12 +83,12 @@ def latest(folder: Path, pattern: str) -> list[Result]:
 
 
 def speed(folder: Path) -> str:
-    """One column for each model and hardware."""
-    columns = [
-        (f"{model}, {result['hardware']}", sections)
-        for result in latest(folder, "steering-*.json")
-        for model, sections in by_model(result)
-    ]
+    """One column for each model and hardware, of the latest run of each section."""
+    found: dict[str, dict[str, list[Result]]] = {}
+    for result in sorted(latest(folder, "steering-*.json"), key=lambda one: str(one["date"])):
+        for model, sections in by_model(result):
+            found.setdefault(f"{model}, {result['hardware']}", {}).update(sections)
+    columns = list(found.items())
     if not columns:
         return NOT_MEASURED
     lines = [
@@ -91,7 +106,7 @@ def by_model(result: Result) -> Iterator[tuple[str, dict[str, list[Result]]]]:
     """Each model of a result and the rows of its sections."""
     for model in dict.fromkeys(section["model"] for section in result["sections"]):
         yield (
-            model,
+            NAMES.get(model, model),
             {one["section"]: one["rows"] for one in result["sections"] if one["model"] == model},
         )
 

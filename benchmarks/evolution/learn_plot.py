@@ -1,7 +1,7 @@
 """The curves of `learn.py` as one picture.
 
 cd benchmarks/evolution
-python learn_plot.py results/learn-*.json ../../docs/images/evolution_learns.png
+python learn_plot.py results/learn-*_2026-11-15.json ../../docs/images/evolution_learns.png
 """
 
 from __future__ import annotations

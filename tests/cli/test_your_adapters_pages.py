@@ -25,7 +25,8 @@ from tests.support.adapters import save_tiny
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.M | re.S)
-ONE_SCREEN = 80
+ONE_SCREEN = 60  # lines, as of the pages on a task and a judge
+WITH_A_TEST = 80  # a task, its settings, its commands and its test
 WORDS = {  # of the small tokenizer, so that a small encoder can tell them apart
     "account": ("of", "in"),
     "billing": ("film", "story"),
@@ -63,7 +64,7 @@ def flatout(line: str) -> str:
 def execute(name: str) -> tuple[dict[str, str], dict[str, Any], str]:
     """Run a page: (what each command said, the names its Python left, what its Python printed)."""
     text = (DOCS / f"{name}.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= ONE_SCREEN
+    assert len(text.splitlines()) <= (WITH_A_TEST if name == "your_adapter_task" else ONE_SCREEN)
     said: dict[str, str] = {}
     names: dict[str, Any] = {"__name__": "page"}
     printed = io.StringIO()

@@ -27,8 +27,7 @@ def install(_patches: Patches, _value: Value) -> None:
     """Set it before the first allocation: later, segments of both kinds would mix."""
     import torch
 
-    if torch.cuda.is_available():
-        torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
+    torch._C._accelerator_setAllocatorSettings("expandable_segments:True")
 
 
 TREATMENT = Treatment(propose, install, "let segments of GPU memory grow", safety="exact")
