@@ -46,13 +46,14 @@ SYNC = {
 }  # fmt: skip
 ROW = {"__getitem__", "__setitem__", "select"}
 CELL = {"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
+LAYER = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # a cell, if given one position at a time
 COPY = {"to", "cuda"}
 WEIGHTS = {"copy_"}
 KINDS: dict[str, SiteKind] = {
     **dict.fromkeys(CREATE, "create"),
     **dict.fromkeys(SYNC, "sync"),
     **dict.fromkeys(ROW, "row"),
-    **dict.fromkeys(CELL, "cell"),
+    **dict.fromkeys(CELL | LAYER, "cell"),
     **dict.fromkeys(COPY, "copy"),
     **dict.fromkeys(WEIGHTS, "weights"),
 }
@@ -363,6 +364,8 @@ def _refine(kind: SiteKind, name: str, args: tuple[Any, ...]) -> SiteKind | None
     """Refine a kind: an index decides what indexing does, and the destination what a copy does."""
     if kind == "weights":
         return kind if args and isinstance(args[0], torch.nn.Parameter) else None
+    if name in LAYER:
+        return kind if _is_one_position(*args) else None
     if name not in ("__getitem__", "__setitem__") or len(args) < 2:
         return kind
     index = args[1]
@@ -370,6 +373,13 @@ def _refine(kind: SiteKind, name: str, args: tuple[Any, ...]) -> SiteKind | None
     if any(isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts):
         return "sync"
     return "row" if any(_is_one_number(part) for part in parts) else None
+
+
+def _is_one_position(*args: Any) -> bool:
+    """Return whether a recurrent layer gets one position of unpacked sequences, and runs one way."""
+    inputs, _hx, weights, *_, is_bidirectional, batch_first = args
+    is_unpacked = isinstance(weights, list)  # packed sequences have their sizes first
+    return is_unpacked and not is_bidirectional and inputs.shape[int(batch_first)] == 1
 
 
 def _is_one_number(part: Any) -> bool:
