@@ -31,6 +31,7 @@ from flatout.measure.clock import REST, Clock, ident, now
 from flatout.measure.evidence import OperatorCalls, Place, Site, SiteKind
 from flatout.measure.lines.array_lists import OF_ARRAYS, of_arrays
 from flatout.measure.lines.attention_calls import NAMES, AttentionCalls, Where
+from flatout.measure.lines.counted_calls import COLLECTIVES
 from flatout.measure.user_code import UserCode
 
 CREATE = {
@@ -99,6 +100,7 @@ class CallSites(TorchFunctionMode):
         self.user_code, self._clock = user_code, clock
         self.sites: dict[Key, SiteCounts] = {}
         self.differentiable: set[Place] = set()  # lines whose operators made autograd nodes
+        self.meeting_regions: set[int] = set()  # in which collectives were called
         self.callers: Counter[CodeType | str] = Counter()  # of operators: a module's forward, an optimizer
         self._kinds: dict[CodeType, str] = {}  # by code object: the class whose forward it is
         self.num_steps = 0
@@ -189,6 +191,10 @@ class CallSites(TorchFunctionMode):
 
     def note_call(self, op: str, frame: FrameType, device: str, spent_s: float) -> None:
         """Count a call that no mode sees; a setting counts at the line that names it."""
+        if op in COLLECTIVES:
+            if self._clock is not None:
+                self.meeting_regions.add(self._clock.stack[-1])
+            return
         place, via = self.user_code.place(frame)
         if op == "detect_anomaly":
             place = self.user_code.named(("detect_anomaly", "set_detect_anomaly")) or place
