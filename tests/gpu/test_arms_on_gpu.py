@@ -239,7 +239,7 @@ def test_a_recurrent_layer_takes_the_place_of_a_loop(kind: type[nn.Module], auto
     optimizer = torch.optim.SGD(cell.parameters(), lr=0.01)
     frames = torch.randn(10, 6, 24, device="cuda")
     memory = [parameter.data_ptr() for parameter in cell.parameters()]
-    arm = LibraryRecurrence(USER_CODE, Clock(), place=place("cell", "run"), suspicion=0.5)
+    arm = LibraryRecurrence(USER_CODE, Clock(), lambda: 0, place=place("cell", "run"), suspicion=0.5)
 
     def outputs_of_a_step() -> torch.Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16, enabled=autocast):

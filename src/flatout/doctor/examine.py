@@ -68,7 +68,7 @@ class Diagnosis:
 def examine(evidence: Evidence) -> tuple[Finding, ...]:
     """Apply every rule; return one finding per cause, the one that frees most of the job first."""
     findings = [
-        replace(finding, tune=rule.tune)
+        replace(finding, tune=rule.tune_of(finding, evidence))
         for rule in all_rules()
         for finding in rule.detect(evidence)
         if is_proven(finding.ceiling) or not rule.needs_proof

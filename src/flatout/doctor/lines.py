@@ -30,8 +30,10 @@ LEAST_OPTIMIZER_SHARE = 0.05
 _FETCHING = ("__getitem__", "__getitems__", "__iter__", "__next__")
 
 
+LAYERS = {"lstm": "nn.LSTM", "gru": "nn.GRU", "rnn_tanh": "nn.RNN", "rnn_relu": "nn.RNN"}  # by operator
 # Operators have no name in the source.
 _WRITTEN = {
+    **LAYERS,
     "__getitem__": "x[...]",
     "__setitem__": "x[...] =",
     "__bool__": "bool()",
@@ -284,7 +286,7 @@ def _is_in_calls(path: StackPath, line: CodeLine) -> bool:
     """
     if not path.places or path.places[-1].at != line.place.at or path.library == "torch/autograd":
         return False
-    return path.library != "torch/nn/modules" or any(op.endswith("cell") for op in line.ops)
+    return path.library != "torch/nn/modules" or any(op.endswith("cell") or op in LAYERS for op in line.ops)
 
 
 def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:

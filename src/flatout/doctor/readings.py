@@ -19,6 +19,7 @@ from flatout.doctor.finding import Ceiling, Finding, FixSafety
 from flatout.ground.units import UNKNOWN, show_interval, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, ObservedJob, Place, Rank
+from flatout.measure.run.ranks.merging import MEETING
 from flatout.measure.run.schedule import ENDED_FIRST, NO_TIME
 
 LEAST_UNEXPLAINED = 0.1  # of the step: less needs no explanation
@@ -242,7 +243,7 @@ def _whole(evidence: Evidence, phases: dict[str, float]) -> float:
 
 
 def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
-    """Return the rank that the others wait for, and its excess over the median; None if all are alike.
+    """Return the rank that the others wait for, and its excess over the median; None if all may be alike.
 
     Ranks of a synchronous job all take the same step, because they meet in backward and in the optimizer, so
     a rank is judged by its own work before that.
@@ -252,14 +253,28 @@ def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
         return None
     slowest = max(ranks, key=lambda rank: alone[rank.rank])
     usual = median(seconds for rank, seconds in alone.items() if rank != slowest.rank)
-    if usual <= 0 or alone[slowest.rank] < usual * STRAGGLES:
+    if usual <= 0 or alone[slowest.rank] < usual * STRAGGLES or surely_lost_s(slowest, ranks) <= 0:
         return None
     return slowest, alone[slowest.rank] / usual
 
 
 def own_work_s(rank: Rank) -> float:
-    """Return a rank's own work; in backward and the optimizer it meets the others."""
-    return sum(seconds for phase, seconds in rank.phases_s.items() if phase not in ("backward", "optimizer"))
+    """Return a rank's own work: the phases in which it meets no others."""
+    return sum(seconds for phase, seconds in rank.phases_s.items() if phase not in meeting(rank))
+
+
+def meeting(rank: Rank) -> tuple[str, ...]:
+    """Return the phases that include waits for other ranks."""
+    return (*MEETING, *rank.meets_in)
+
+
+def surely_lost_s(slowest: Rank, ranks: Sequence[Rank]) -> float:
+    """Return what the slowest rank takes more than the others at least, by the intervals over its steps."""
+    least_s = own_work_s(slowest) if slowest.own_low_s is None else slowest.own_low_s
+    others = [rank for rank in ranks if rank.rank != slowest.rank]
+    return least_s - median(
+        own_work_s(rank) if rank.own_high_s is None else rank.own_high_s for rank in others
+    )
 
 
 def node_name(rank: Rank, ranks: Sequence[Rank]) -> str | None:

@@ -2,10 +2,11 @@
 
 A rule module has a docstring whose first line is `FO301 tensor-created-in-loop`, followed by five sections
 (What it does, Why it costs, Evidence, Fix, Fix safety), a function `detect(evidence) -> list[Finding]`, and
-`ARMS`: the kinds of arms that prove it, the one closest to the fix first.  Three more names are optional:
+`ARMS`: the kinds of arms that prove it, the one closest to the fix first.  Four more names are optional:
 
 - `EXPLAINS`: codes of rules whose findings on the same line, or in the loop that begins there, it replaces.
 - `TUNE`: treatments and patches with which `flatout tune` tries its fix.
+- `suits(evidence, finding, name)`: whether that treatment or patch can help a finding; without it, all do.
 - `NEEDS_PROOF = True`: what the rule sees costs nothing by itself, and the fix is another way to do the same
   work.  Only an arm can tell whether that is faster, so a finding without a measured gain is dropped.
 
@@ -66,7 +67,12 @@ class Rule:
     arms: tuple[str, ...] = ()  # kinds of arms that prove it
     explains: tuple[str, ...] = ()  # codes of rules that say less about the same line
     tune: tuple[str, ...] = ()  # treatments and patches that try its fix
+    suits: Callable[[Evidence, Finding, str], bool] | None = None  # whether one of these can help a finding
     needs_proof: bool = False  # drop a finding whose arm shows no certain gain
+
+    def tune_of(self, finding: Finding, evidence: Evidence) -> tuple[str, ...]:
+        """Return the treatments and patches that can help a finding."""
+        return tuple(name for name in self.tune if self.suits is None or self.suits(evidence, finding, name))
 
     @property
     def summary(self) -> str:
@@ -216,6 +222,7 @@ def read_rule(module: ModuleType) -> Rule:
         name=title.name,
         sections=sections,
         detect=module.detect,
+        suits=getattr(module, "suits", None),
         needs_proof=getattr(module, "NEEDS_PROOF", False),
         **given,
     )

@@ -558,6 +558,9 @@ class Rank:
     exposed_share: float | None = None  # of the step, while a collective ran and nothing computed
     link: str | None = None  # the network device that leads to other nodes
     link_bytes_per_s: float | None = None  # its nominal speed, one way
+    meets_in: tuple[str, ...] = ()  # phases with collectives, besides backward and the optimizer
+    own_low_s: float | None = None  # of its mean time per step in the other phases; None: too few steps
+    own_high_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -595,6 +598,7 @@ class Evidence:
     kernels: Kernels | None = None
     memory: Memory | None = None
     network: Network | None = None  # of a job of several ranks
+    meets_in: tuple[str, ...] = ()  # phases in which it calls collectives, besides backward and the optimizer
     stacks: Stacks | None = None
     episodes: tuple[Episode, ...] = ()  # time outside the typical step
     counterfactuals: tuple[Counterfactual, ...] = ()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flatout.measure.evidence import (
+    ArmNotRun,
     Call,
     Counterfactual,
     Evidence,
@@ -189,6 +190,11 @@ def counterfactual(
     return Counterfactual(**{**fields, **changes})
 
 
+def not_run(kind: str, reason: str, *, line: int = 30) -> ArmNotRun:
+    """An arm that found out why it cannot run, or had no time to."""
+    return ArmNotRun(kind=kind, label=f"{kind} train.py:{line}", reason=reason, place=place(line))
+
+
 def call(function: str, *, calls_per_batch: float, line: int = 20, in_collate: bool = True) -> Call:
     return Call(
         function=function,
@@ -212,6 +218,7 @@ def made() -> SimpleNamespace:
         kernels,
         counterfactual,
         call,
+        not_run,
         optimizer,
     )
     return SimpleNamespace(**{builder.__name__: builder for builder in builders})

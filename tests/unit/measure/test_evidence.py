@@ -62,6 +62,7 @@ def test_the_built_document_fills_every_field_that_may_be_empty() -> None:
     made = builders.evidence(
         ranks=builders.ranks(),
         network=SICK.network,
+        meets_in=("forward",),
         operator_calls=(OperatorCalls(caller="AdamW.step", place=None, calls_per_step=9.0),),
         compilation=Compilation(functions=(), breaks=(), num_steps=9, steps_s=0.5),
         garbage=SICK.garbage,

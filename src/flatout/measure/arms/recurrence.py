@@ -1,11 +1,12 @@
 """Steps that replace a loop over a recurrent cell with one call of torch's recurrent layer.
 
 A cell computes one position at a time, in many small kernels; `nn.LSTM`, `nn.GRU` and `nn.RNN` run the whole
-sequence in one, with the cell's own weights.  The block's first step keeps the inputs that the loop passes.
-In later steps the first call of each sequence runs the layer on them, from the state it was given, and each
-call gets its own position of the result.  The loop iterations that remain are not timed.
+sequence in one, with the cell's own weights.  A layer that a loop gives one position at a time is such a cell
+too.  The block's first step keeps the inputs that the loop passes.  In later steps the first call of each
+sequence runs the layer on them, from the state it was given, and each call gets its own position of the
+result.  The loop iterations that remain are not timed.
 
-The layer's library needs the weights in one piece of memory, so they move there for the block and back.
+The layer's library needs a cell's weights in one piece of memory, so they move there for the block and back.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from flatout.measure.arms.arm import COMPILED, Arm, ArmContext
+from flatout.measure.arms.arm import COMPILED, DEPENDS, Arm, ArmContext
 from flatout.measure.arms.batched_call import OneCall
 from flatout.measure.clock import Clock, ident
 from flatout.measure.evidence import Place, Site
@@ -25,13 +26,16 @@ from flatout.measure.user_code import UserCode
 LAYERS = {"LSTMCell": "LSTM", "GRUCell": "GRU", "RNNCell": "RNN"}
 LEAST_CALLS, LEAST_SHARE = 8, 0.05
 WEIGHTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+BATCHED = 3  # dimensions of a layer's input
 
 
 @dataclass(slots=True)
 class CellCalls:
-    """The inputs that one cell got in the block's first step."""
+    """The inputs that one cell, or a layer called like one, got in the block's first step."""
 
     cell: Any
+    call: Callable[..., Any]  # of its type
+    backwards: int = 0  # before the last call
     inputs: list[Any] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # call numbers at which a sequence begins
     layer: Any = None
@@ -41,20 +45,37 @@ class CellCalls:
     outputs: tuple[Any, ...] = ()  # of the current sequence
     last: Any = None
 
+    @property
+    def is_layer(self) -> bool:
+        return type(self.cell).__name__ in LAYERS.values()
+
+    def time(self, inputs: Any) -> int:
+        """Return the dimension of a layer's input that counts positions."""
+        return int(self.cell.batch_first and inputs.dim() == BATCHED)
+
 
 class LibraryRecurrence(OneCall):
     """One call of a recurrent layer in place of a loop over a cell."""
 
     kind = "library-recurrence"
 
-    def __init__(self, user_code: UserCode, clock: Clock, *, place: Place, suspicion: float) -> None:
+    def __init__(
+        self,
+        user_code: UserCode,
+        clock: Clock,
+        num_backwards: Callable[[], int],
+        *,
+        place: Place,
+        suspicion: float,
+    ) -> None:
         super().__init__(user_code, clock, place=place, suspicion=suspicion)
+        self._num_backwards = num_backwards
         self._cells: dict[int, CellCalls] = {}
 
     def _types_called(self) -> Iterable[type]:
         import torch
 
-        return [getattr(torch.nn, name) for name in LAYERS]
+        return [getattr(torch.nn, name) for pair in LAYERS.items() for name in pair]
 
     def step_end(self) -> None:
         self._end_turns()
@@ -96,11 +117,18 @@ class LibraryRecurrence(OneCall):
     def _note(self, call: Callable[..., Any], cell: Any, given: dict[str, Any]) -> Any:
         followed, source = self._followed, id(cell)
         assert followed is not None
-        calls = self._cells.setdefault(source, CellCalls(cell))
+        calls = self._cells.setdefault(source, CellCalls(cell, call))
+        if calls.is_layer and (reason := _why_no_cell(calls, given["input"])):
+            self.refusal = reason
+            return call(cell, **given)
+        backwards = self._num_backwards()
         if calls.inputs and followed.depends(given["input"], source):
-            self.refusal = "an input is computed from an earlier output, so the positions cannot be one call"
+            self.refusal = f"{DEPENDS}, so the positions cannot be one call"
         if not followed.is_from(given.get("hx"), source):
             calls.starts.append(len(calls.inputs))
+        elif backwards != calls.backwards:
+            self.refusal = "a backward pass runs between the positions, so they cannot be one call"
+        calls.backwards = backwards
         calls.inputs.append(given["input"].detach())
         result = call(cell, **given)
         followed.follow(result, source)
@@ -118,14 +146,20 @@ class LibraryRecurrence(OneCall):
         output = calls.outputs[calls.number - start]
         calls.number += 1
         is_last = calls.number == len(calls.inputs) or calls.number in calls.sequences
-        given_back = (output, calls.last[1].squeeze(0)) if isinstance(calls.last, tuple) else output
         self._turn(is_last=is_last)
-        return given_back
+        if calls.is_layer:
+            return output, calls.last
+        return (output, calls.last[1].squeeze(0)) if isinstance(calls.last, tuple) else output
 
     def _run(self, calls: CellCalls, given: dict[str, Any]) -> None:
         from flatout.measure.arms.call_results import attached
 
         hx = given.get("hx")
+        if calls.is_layer:
+            sequence = attached(calls.sequences[calls.number], [given["input"]])
+            outputs, calls.last = calls.call(calls.cell, sequence, hx)
+            calls.outputs = outputs.split(1, calls.time(sequence))
+            return
         if hx is not None:
             hx = tuple(each.unsqueeze(0) for each in hx) if isinstance(hx, tuple) else hx.unsqueeze(0)
         inputs = attached(calls.sequences[calls.number], [given["input"]])
@@ -133,21 +167,33 @@ class LibraryRecurrence(OneCall):
         calls.outputs = outputs.unbind(0)
 
 
+def _why_no_cell(calls: CellCalls, inputs: Any) -> str | None:
+    """Return why a layer's call is not one position of a sequence."""
+    if calls.cell.bidirectional:
+        return "the layer runs both ways, so it needs the whole sequence"
+    if not hasattr(inputs, "dim") or inputs.shape[calls.time(inputs)] != 1:
+        return "the layer is given more than one position at once"
+    return None
+
+
 def _build_layer(calls: CellCalls) -> str | None:
     """Build the layer and its inputs; return the reason if that is impossible."""
     import torch
 
     cell = calls.cell
-    name = LAYERS.get(type(cell).__name__)
-    weights = [getattr(cell, weight) for weight in WEIGHTS if getattr(cell, weight) is not None]
-    if name is None or any(type(weight) is not torch.nn.Parameter for weight in weights):
-        return "the cell's weights are not its own parameters"
     ends = [*calls.starts[1:], len(calls.inputs)]
     for start, end in zip(calls.starts, ends, strict=True):
         sequence = calls.inputs[start:end]
         if len({(each.shape, each.dtype) for each in sequence}) > 1:
             return "the inputs of a sequence differ in shape or type"
-        calls.sequences[start] = torch.stack(sequence)
+        joined = torch.cat(sequence, calls.time(sequence[0])) if calls.is_layer else torch.stack(sequence)
+        calls.sequences[start] = joined
+    if calls.is_layer:
+        return None
+    name = LAYERS.get(type(cell).__name__)
+    weights = [getattr(cell, weight) for weight in WEIGHTS if getattr(cell, weight) is not None]
+    if name is None or any(type(weight) is not torch.nn.Parameter for weight in weights):
+        return "the cell's weights are not its own parameters"
     options = {"nonlinearity": cell.nonlinearity} if name == "RNN" else {}
     layer = getattr(torch.nn, name)(
         cell.input_size, cell.hidden_size, bias=cell.bias, device="meta", **options
@@ -168,7 +214,9 @@ def propose(context: ArmContext) -> Iterable[Arm]:
         here = [site for site in cells if site.place == place]
         share = _share(here, context)
         if sum(site.calls_per_step for site in here) >= LEAST_CALLS and share >= LEAST_SHARE:
-            arm = LibraryRecurrence(context.user_code, context.clock, place=place, suspicion=share)
+            arm = LibraryRecurrence(
+                context.user_code, context.clock, context.num_backwards, place=place, suspicion=share
+            )
             arm.refusal = COMPILED if has_compiled() else None
             yield arm
 

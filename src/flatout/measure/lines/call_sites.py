@@ -31,6 +31,7 @@ from flatout.measure.clock import REST, Clock, ident, now
 from flatout.measure.evidence import OperatorCalls, Place, Site, SiteKind
 from flatout.measure.lines.array_lists import OF_ARRAYS, of_arrays
 from flatout.measure.lines.attention_calls import NAMES, AttentionCalls, Where
+from flatout.measure.lines.counted_calls import COLLECTIVES
 from flatout.measure.user_code import UserCode
 
 CREATE = {
@@ -46,13 +47,14 @@ SYNC = {
 }  # fmt: skip
 ROW = {"__getitem__", "__setitem__", "select"}
 CELL = {"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"}
+LAYER = {"lstm", "gru", "rnn_tanh", "rnn_relu"}  # a cell, if given one position at a time
 COPY = {"to", "cuda"}
 WEIGHTS = {"copy_"}
 KINDS: dict[str, SiteKind] = {
     **dict.fromkeys(CREATE, "create"),
     **dict.fromkeys(SYNC, "sync"),
     **dict.fromkeys(ROW, "row"),
-    **dict.fromkeys(CELL, "cell"),
+    **dict.fromkeys(CELL | LAYER, "cell"),
     **dict.fromkeys(COPY, "copy"),
     **dict.fromkeys(WEIGHTS, "weights"),
 }
@@ -98,6 +100,7 @@ class CallSites(TorchFunctionMode):
         self.user_code, self._clock = user_code, clock
         self.sites: dict[Key, SiteCounts] = {}
         self.differentiable: set[Place] = set()  # lines whose operators made autograd nodes
+        self.meeting_regions: set[int] = set()  # in which collectives were called
         self.callers: Counter[CodeType | str] = Counter()  # of operators: a module's forward, an optimizer
         self._kinds: dict[CodeType, str] = {}  # by code object: the class whose forward it is
         self.num_steps = 0
@@ -188,6 +191,10 @@ class CallSites(TorchFunctionMode):
 
     def note_call(self, op: str, frame: FrameType, device: str, spent_s: float) -> None:
         """Count a call that no mode sees; a setting counts at the line that names it."""
+        if op in COLLECTIVES:
+            if self._clock is not None:
+                self.meeting_regions.add(self._clock.stack[-1])
+            return
         place, via = self.user_code.place(frame)
         if op == "detect_anomaly":
             place = self.user_code.named(("detect_anomaly", "set_detect_anomaly")) or place
@@ -363,6 +370,8 @@ def _refine(kind: SiteKind, name: str, args: tuple[Any, ...]) -> SiteKind | None
     """Refine a kind: an index decides what indexing does, and the destination what a copy does."""
     if kind == "weights":
         return kind if args and isinstance(args[0], torch.nn.Parameter) else None
+    if name in LAYER:
+        return kind if _is_one_position(*args) else None
     if name not in ("__getitem__", "__setitem__") or len(args) < 2:
         return kind
     index = args[1]
@@ -370,6 +379,13 @@ def _refine(kind: SiteKind, name: str, args: tuple[Any, ...]) -> SiteKind | None
     if any(isinstance(part, torch.Tensor) and part.dtype in (torch.bool, torch.uint8) for part in parts):
         return "sync"
     return "row" if any(_is_one_number(part) for part in parts) else None
+
+
+def _is_one_position(*args: Any) -> bool:
+    """Return whether a recurrent layer gets one position of unpacked sequences, and runs one way."""
+    inputs, _hx, weights, *_, is_bidirectional, batch_first = args
+    is_unpacked = isinstance(weights, list)  # packed sequences have their sizes first
+    return is_unpacked and not is_bidirectional and inputs.shape[int(batch_first)] == 1
 
 
 def _is_one_number(part: Any) -> bool:

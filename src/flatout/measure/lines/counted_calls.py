@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -23,6 +23,12 @@ from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
 
 MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
+# Functions of torch.distributed in which ranks wait for each other; DTensor has some of its own.
+COLLECTIVES = (
+    *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all"),
+    *("all_to_all_single", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "barrier"),
+    *("all_gather_tensor", "wait_tensor"),
+)
 FEWEST_MODULES = 4
 MOST_LINES = 40
 Note = Callable[[str, FrameType, str, float], None]  # operation, caller, device, seconds
@@ -46,6 +52,8 @@ def count_calls(note: Note, patches: Patches) -> None:
 
     for name in ("empty_cache", "synchronize"):
         patches.replace(torch.cuda, name, counted(getattr(torch.cuda, name), name, "cuda"))
+    for module, name in _collectives():
+        patches.replace(module, name, counted(getattr(module, name), name, "cpu"))
     name = checkpoint_generator()
     patches.replace(checkpoint, name, counted(getattr(checkpoint, name), "checkpoint", "cpu"))
     apply: Callable[..., Any] = checkpoint.CheckpointFunction.apply
@@ -59,6 +67,17 @@ def count_calls(note: Note, patches: Patches) -> None:
             return apply(*args)
 
     patches.replace(checkpoint, "CheckpointFunction", Counted)
+
+
+def _collectives() -> Iterator[tuple[Any, str]]:
+    """Yield the modules and names of the collectives of a job of several ranks."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return
+    for module in (distributed, sys.modules.get("torch.distributed._functional_collectives")):
+        for name in COLLECTIVES:
+            if hasattr(module, name):
+                yield module, name
 
 
 def checkpoint_generator() -> str:

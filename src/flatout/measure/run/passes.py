@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from flatout.measure import PHASES
-from flatout.measure.clock import Clock
+from flatout.measure.clock import BACKWARD, OPTIMIZER, Clock
 from flatout.measure.evidence import Kernels, Memory, ModuleCall, Network, Site, Stacks
 from flatout.measure.lines.counted_calls import InnerModules, count_calls, count_creations
 from flatout.measure.lines.function_modes import insert_mode, keep_in_backward, remove_mode
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from flatout.measure.lines.call_sites import CallSites
     from flatout.measure.lines.live_memory import MemoryRecorder
 
+MEETING = (BACKWARD, OPTIMIZER)  # where ranks meet in any case
 WITH_MODES = ("count", "attribution", "memory")
 # What passes found as Evidence takes it, by the same names.
 FOUND = (
@@ -145,7 +146,9 @@ class Passes:
         """Return the rest of what the passes found, as fields of Evidence."""
         inner = self.inner_modules.evidence() if self.inner_modules is not None else ()
         operators = self.sites.operator_calls() if self.sites is not None else ()
+        regions = self.sites.meeting_regions if self.sites is not None else set()
         return {
+            "meets_in": tuple(PHASES[region] for region in sorted(regions) if region not in MEETING),
             "inner_calls": inner,
             "operator_calls": operators,
             **{name: getattr(self, name) for name in FOUND},

@@ -34,9 +34,32 @@ def continued(cell: Any, frame: torch.Tensor) -> None:
         frame = frame + state[0].mean()
 
 
+def stepped(layer: Any, frames: torch.Tensor, state: Any = None, *, time: int = 0) -> torch.Tensor:
+    """The outputs of a layer that is given one position at a time."""
+    outputs = []
+    for frame in frames.split(1, time):
+        output, state = layer(frame, state)  # at: layer
+        outputs.append(output)
+    return torch.cat(outputs, time)
+
+
+def fed_back(layer: Any, frame: torch.Tensor) -> None:
+    state = None
+    for _ in range(3):
+        output, state = layer(frame, state)  # at: fed back
+        frame = output.argmax(-1, keepdim=True).float()
+
+
+def learning(layer: Any, frames: torch.Tensor) -> None:
+    state = None
+    for frame in frames.split(1):
+        output, state = layer(frame, None if state is None else state.detach())  # at: learning
+        output.sum().backward()
+
+
 def make(marker: str, function: str) -> LibraryRecurrence:
     place = Place(file=HERE.name, line=line_of(HERE, marker), function=function)
-    return LibraryRecurrence(UserCode(str(HERE.parent)), Clock(), place=place, suspicion=0.5)
+    return LibraryRecurrence(UserCode(str(HERE.parent)), Clock(), lambda: 0, place=place, suspicion=0.5)
 
 
 @pytest.fixture
@@ -163,8 +186,70 @@ def test_a_sequence_that_goes_on_from_its_own_output_is_refused() -> None:
         continued(cell, torch.ones(ROWS, INPUTS))
         arm.step_end()
     arm.end()
-    assert arm.refusal is not None and "earlier output" in arm.refusal
+    assert arm.refusal is not None and "earlier result" in arm.refusal
     assert calls.num == 6
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_layer_that_is_called_by_position_is_called_once(
+    frames: torch.Tensor, kind: Any, batch_first: bool
+) -> None:
+    layer = kind(INPUTS, HIDDEN, num_layers=2, batch_first=batch_first)
+    inputs = frames.transpose(0, 1) if batch_first else frames
+    calls, arm = Calls(layer), make("layer", "stepped")
+    arm.begin()
+    expected = stepped(layer, inputs, time=int(batch_first))
+    expected.square().sum().backward()
+    gradients = [parameter.grad.clone() for parameter in layer.parameters()]
+    arm.step_end()
+    assert calls.num == POSITIONS and arm.refusal is None
+    layer.zero_grad()
+    outputs = stepped(layer, inputs, time=int(batch_first))
+    outputs.square().sum().backward()
+    arm.end()
+    assert calls.num == POSITIONS + 1 and not arm.fell_back
+    assert torch.allclose(outputs, expected, atol=1e-6)
+    for parameter, gradient in zip(layer.parameters(), gradients, strict=True):
+        assert torch.allclose(parameter.grad, gradient, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("marker", "function", "frame", "reason"),
+    [
+        ("fed back", fed_back, torch.ones(1, ROWS, 1), "earlier result"),
+        ("learning", learning, torch.ones(3, ROWS, 1), "a backward pass runs between"),
+        ("layer", stepped, None, "more than one position"),
+    ],
+)
+def test_a_layer_whose_positions_cannot_be_one_call_is_refused(
+    marker: str, function: Any, frame: Any, reason: str
+) -> None:
+    layer, backwards = nn.GRU(1, HIDDEN), [0]
+    place = Place(file=HERE.name, line=line_of(HERE, marker), function=function.__name__)
+    arm = LibraryRecurrence(
+        UserCode(str(HERE.parent)), Clock(), lambda: backwards[0], place=place, suspicion=0.5
+    )
+    if marker == "learning":
+        layer.weight_ih_l0.register_hook(lambda _: backwards.__setitem__(0, backwards[0] + 1))
+    if marker == "layer":
+        frame = Whole(torch.ones(3, ROWS, 1))
+    arm.begin()
+    for _ in range(2):
+        function(layer, frame)
+        arm.step_end()
+    arm.end()
+    assert arm.refusal is not None and reason in arm.refusal
+
+
+class Whole:
+    """A sequence that is not split."""
+
+    def __init__(self, frames: torch.Tensor) -> None:
+        self.frames = frames
+
+    def split(self, *_: int) -> list[torch.Tensor]:
+        return [self.frames]
 
 
 def test_computed_weights_and_missing_cells_are_refused(arm: LibraryRecurrence, frames: torch.Tensor) -> None:

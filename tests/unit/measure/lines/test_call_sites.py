@@ -167,6 +167,27 @@ def test_a_recurrent_cell_called_per_step_of_time() -> None:
     assert site.via is not None and site.via.startswith("torch/nn/modules/rnn.py:")
 
 
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_a_layer_that_gets_one_position_is_a_cell(kind: Any, batch_first: bool) -> None:
+    layer = kind(3, 4, batch_first=batch_first)
+    both_ways = kind(3, 4, bidirectional=True)
+    x = torch.zeros(2, NUM, 3) if batch_first else torch.zeros(NUM, 2, 3)
+    packed = torch.nn.utils.rnn.pack_sequence([torch.zeros(3, 3), torch.zeros(1, 3)])
+
+    def work() -> None:
+        state = None
+        for x_t in x.split(1, int(batch_first)):
+            _, state = layer(x_t, state)  # at: layer
+            both_ways(x_t)
+        layer(x), layer(packed)
+
+    with counting() as sites:
+        work()
+    (site,) = [site for site in sites.evidence(None) if site.kind == "cell"]
+    assert (site.place.line, site.calls_per_step) == (line("layer"), NUM)
+
+
 def test_a_copy_within_the_host_is_no_copy() -> None:
     x = torch.zeros(3)
 

@@ -41,6 +41,28 @@ def test_checkpoints_and_calls_of_the_cache_are_counted_once(
     assert len(seen) == 3
 
 
+def test_collectives_of_several_ranks_are_counted_and_those_of_sharded_tensors(
+    patches: Patches, tmp_path: Path
+) -> None:
+    from torch import distributed
+    from torch.distributed import _functional_collectives as functional
+
+    seen: list[str] = []
+    store = distributed.FileStore(str(tmp_path / "store"), 1)
+    distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        count_calls(lambda op, frame, device, spent_s: seen.append(op), patches)
+        distributed.all_reduce(torch.ones(3))
+        distributed.barrier()
+        functional.wait_tensor(torch.ones(3))
+        assert seen == ["all_reduce", "barrier", "wait_tensor"]
+        patches.undo()
+        distributed.barrier()
+        assert len(seen) == 3
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_constructors_that_no_mode_sees_are_counted_and_stay_types(patches: Patches) -> None:
     seen: list[tuple[str, Any, int]] = []
     whole, real, pickled = torch.LongTensor([1]), torch.FloatTensor, pickle.dumps(torch.FloatTensor)

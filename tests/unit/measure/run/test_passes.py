@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
-from flatout.measure.clock import Clock
+from flatout.measure.clock import BACKWARD, FORWARD, OPTIMIZER, Clock
 from flatout.measure.loading.workers import LOG
 from flatout.measure.run.passes import Passes
 from flatout.measure.user_code import UserCode
@@ -64,6 +64,18 @@ def test_each_pass_brings_its_evidence(passes: Passes) -> None:
     assert passes.attributed_step_s == 0.5
     assert passes.backward_costs is not None
     assert passes.memory is not None
+
+
+def test_phases_in_which_ranks_meet_besides_backward_are_noted(passes: Passes) -> None:
+    passes.begin("count", "cpu")
+    assert passes.sites is not None
+    for region in (FORWARD, BACKWARD, OPTIMIZER):
+        passes.clock.enter(region)
+        passes.sites.note_call("all_gather_into_tensor", sys._getframe(), "cpu", 0.0)
+        passes.clock.leave()
+    passes.end("count", [0.1])
+    assert passes.evidence()["meets_in"] == ("forward",)
+    assert passes.found_sites() == ()
 
 
 @pytest.mark.parametrize("arms", [("count", "stacks"), ("stacks", "count")])

@@ -64,6 +64,13 @@ def detect(evidence: Evidence) -> list[Finding]:
     return findings
 
 
+def suits(evidence: Evidence, finding: Finding, _name: str) -> bool:
+    """Return whether a line reads rows: the patches leave rows that are written alone."""
+    return any(
+        line.place == finding.place and set(line.ops) != {WRITE} for line in direct_lines(evidence, "row")
+    )
+
+
 def _finding(evidence: Evidence, line: CodeLine, *, share: float) -> list[Finding]:
     calls = show_calls(line.calls_per_step)
     whose = (

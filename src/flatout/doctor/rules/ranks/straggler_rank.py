@@ -8,9 +8,11 @@ Ranks meet when gradients are exchanged. All of them take as long as the slowest
 costs the whole job, however many GPUs it has.
 
 Evidence
-Flatout compares what each rank does on its own, outside backward and the optimizer, where it waits for the
-others. The slowest takes at least 1.1 times the median of the others, and the difference is at least 5 % of
-the step. No arm removes a rank's extra work, so there is a share and no ceiling.
+Flatout compares what each rank does on its own. Backward and the optimizer do not count, because ranks wait
+for each other there, nor does a phase in which the job calls collectives, such as the forward of sharded
+models. The slowest takes at least 1.1 times the median of the others, and the difference is at least 5 % of
+the step, also between the ends of their 95 % intervals over the steps. No arm removes a rank's extra work,
+so there is a share and no ceiling.
 
 Fix
 See in which phase the rank differs. A longer wait points to its shard or its disk; a longer forward to
@@ -34,7 +36,7 @@ from statistics import median
 
 from flatout.doctor.ceilings import share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.readings import own_work_s, rank_name, straggler
+from flatout.doctor.readings import meeting, own_work_s, rank_name, straggler, surely_lost_s
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_ratio, show_seconds, show_share
 from flatout.measure.evidence import Evidence, Rank
@@ -51,7 +53,8 @@ def detect(evidence: Evidence) -> list[Finding]:
     others = [other for other in evidence.ranks if other.rank != rank.rank]
     lost_s = own_work_s(rank) * (1 - 1 / excess)
     share = share_of(lost_s, rank.step_s)
-    if share is None or share < LEAST_SHARE:
+    surely = share_of(surely_lost_s(rank, evidence.ranks), rank.step_s)
+    if share is None or surely is None or min(share, surely) < LEAST_SHARE:
         return []
     phase, more_s = _phase(rank, others)
     name = rank_name(rank, evidence.ranks)
@@ -76,7 +79,7 @@ def _phase(rank: Rank, others: list[Rank]) -> tuple[str, float]:
     more_s = {
         phase: seconds - median(other.phases_s.get(phase, 0.0) for other in others)
         for phase, seconds in rank.phases_s.items()
-        if phase not in ("backward", "optimizer")
+        if phase not in meeting(rank)
     }
     longest = max(more_s, key=lambda phase: more_s[phase])
     return longest, more_s[longest]

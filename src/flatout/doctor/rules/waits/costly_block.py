@@ -59,6 +59,7 @@ from flatout.measure.evidence import Counterfactual, Evidence, Place, StackPath,
 RULE = title_of(__doc__)
 ARMS = ("knock-out",)
 TUNE = ("progress-bars",)
+PROGRESS_BAR = "tqdm"
 LEAST_SPEEDUP = 1.3
 LEAST_SHARE = 1 - 1 / LEAST_SPEEDUP  # of the step
 FEWEST_SAMPLES = 20
@@ -119,6 +120,18 @@ def _between_phases(evidence: Evidence) -> list[Finding]:
         if pays:
             findings.append(_finding(block, share=share, step_s=step_s, num=samples, proof=proof))
     return findings
+
+
+def suits(evidence: Evidence, finding: Finding, _name: str) -> bool:
+    """Return whether the block draws a progress bar, which alone could be drawn less often."""
+    stacks = evidence.stacks
+    if stacks is None or finding.place is None:
+        return False
+    return any(
+        (path.library or "").partition("/")[0] == PROGRESS_BAR
+        and any(finding.place in (place, *_loops(place, stacks)) for place in path.places)
+        for path in stacks.paths
+    )
 
 
 def _proof(block: HeavyBlock, evidence: Evidence) -> ArmProof:

@@ -53,6 +53,8 @@ class Item:
     number: int | None  # of its switch, if it can be served
     is_loop: bool
     goes_back: bool  # it calls .backward()
+    assigns: frozenset[str] = frozenset()  # what it binds in any case, if its loops run at all
+    has_calls: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +142,8 @@ class BatchStatements:
         lines = _lines_of_models(context)
         inner: tuple[Suite, list[Item]] | None = None
         for suite in self.suites:
-            calling = [item for item in suite.items if self._holds(suite, item, lines)]
+            # of several statements on one line, only those with calls can be meant
+            calling = [item for item in suite.items if item.has_calls and self._holds(suite, item, lines)]
             if calling and any(item.goes_back for item in suite.items):
                 inner = suite, calling  # outer loops come before the loops inside them
         if inner is None:
@@ -148,8 +151,7 @@ class BatchStatements:
         suite, calling = inner
         behind = _behind_gradients(suite)
         made = making(suite, calling)
-        exposed = frozenset().union(*(item.loads for item in calling if item in behind))
-        carried = exposed & _computed(suite, calling)
+        carried = _carried(suite, calling) if any(item in behind for item in calling) else frozenset()
         half = f"the model also takes what an earlier step made ({', '.join(sorted(carried))})"
         return suite, made, half if carried else None
 
@@ -322,6 +324,22 @@ def _computed(suite: Suite, calling: Sequence[Item]) -> frozenset[str]:
         names = more
 
 
+def _carried(suite: Suite, calling: Sequence[Item]) -> frozenset[str]:
+    """Return the names that the model takes from an earlier step, or from what one computed."""
+    behind = _behind_gradients(suite)
+    earlier = set(_computed(suite, calling))  # when a step begins, each has its value from the one before
+    found: set[str] = set()
+    for item in suite.items:
+        taken = item.loads & earlier
+        if item in calling and item in behind:
+            found |= taken
+        if taken:
+            earlier |= item.stores
+        else:
+            earlier -= item.assigns
+    return frozenset(found)
+
+
 def _lines_of_models(context: ArmContext) -> set[tuple[str, int]]:
     """Return the lines that call a model, and the lines that call those."""
     lines = {(call.place.file, call.place.line) for call in context.module_calls if call.has_parameters}
@@ -403,6 +421,8 @@ def _item(statement: ast.stmt, number: int | None) -> Item:
         number=number,
         is_loop=isinstance(statement, LOOPS),
         goes_back=_goes_back(statement),
+        assigns=frozenset(_assigned(statement)),
+        has_calls=any(isinstance(node, ast.Call) for node in ast.walk(statement)),
     )
 
 
@@ -417,26 +437,43 @@ def _goes_back(node: ast.AST) -> bool:
 
 def _exposed(statement: ast.stmt) -> set[str]:
     """Return the names that a statement reads before it assigns to them."""
-    if not isinstance(statement, ast.With):
-        return {
-            node.id
-            for node in ast.walk(statement)
-            if isinstance(node, ast.Name)
-            and (isinstance(node.ctx, ast.Load) or isinstance(statement, ast.AugAssign))
-        }
+    if not isinstance(statement, (ast.With, ast.For)):
+        return _names(statement, ast.Load) | (
+            _names(statement.target, ast.Store) if isinstance(statement, ast.AugAssign) else set()
+        )
     names: set[str] = set()
     assigned: set[str] = set()
-    for item in statement.items:
-        names |= {node.id for node in ast.walk(item) if isinstance(node, ast.Name)}
+    if isinstance(statement, ast.For):
+        names |= _names(statement.iter, ast.Load)
+        assigned |= _names(statement.target, ast.Store)
+    else:
+        for item in statement.items:
+            names |= {node.id for node in ast.walk(item) if isinstance(node, ast.Name)}
     for inner in statement.body:
         names |= _exposed(inner) - assigned
-        assigned |= _stored(inner)
+        assigned |= _assigned(inner)
+    for inner in getattr(statement, "orelse", ()):
+        names |= _exposed(inner)
     return names
 
 
+def _assigned(statement: ast.stmt) -> set[str]:
+    """Return the names that a statement assigns to in any case, if its loops run at all."""
+    if isinstance(statement, (ast.With, ast.For)):
+        header = _names(statement.target, ast.Store) if isinstance(statement, ast.For) else set()
+        return header.union(*map(_assigned, statement.body))
+    return _stored(statement) if isinstance(statement, ast.Assign) else set()
+
+
 def _stored(statement: ast.stmt) -> set[str]:
-    return {
-        node.id
-        for node in ast.walk(statement)
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    return _names(statement, ast.Store)
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    """Return the names in a node that are read, or assigned to; those of a comprehension are its own."""
+    inside = [each.target for part in ast.walk(node) for each in getattr(part, "generators", ())]
+    own = {name.id for target in inside for name in ast.walk(target) if isinstance(name, ast.Name)}
+    found = {
+        each.id for each in ast.walk(node) if isinstance(each, ast.Name) and isinstance(each.ctx, context)
     }
+    return found - own

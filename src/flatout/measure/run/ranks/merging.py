@@ -11,10 +11,14 @@ from collections.abc import Iterable, Sequence
 
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Rank
+from flatout.measure.statistics import FEWEST_STEPS, bootstrap_interval
+
+MEETING = ("backward", "optimizer")  # phases in which ranks meet in any case
 
 
 def rank_summary(evidence: Evidence) -> Rank:
     kernels, network = evidence.kernels, evidence.network
+    low_s, high_s = _own_interval(evidence)
     return Rank(
         rank=evidence.job.rank,
         step_s=evidence.step_s,
@@ -26,7 +30,23 @@ def rank_summary(evidence: Evidence) -> Rank:
         exposed_share=None if kernels is None else _share(kernels.exposed_s, kernels.step_s),
         link=None if network is None else network.link,
         link_bytes_per_s=None if network is None else network.link_bytes_per_s,
+        meets_in=evidence.meets_in,
+        own_low_s=low_s,
+        own_high_s=high_s,
     )
+
+
+def _own_interval(evidence: Evidence) -> tuple[float | None, float | None]:
+    """Return the 95 % interval of a rank's mean time per step in phases without collectives."""
+    alone = [phase for phase in PHASES if phase not in (*MEETING, *evidence.meets_in)]
+    steps = evidence.kept("real") or evidence.kept("warmup")
+    own_s = [sum(step.phases_s.get(phase, 0.0) for phase in alone) for step in steps]
+    if len(own_s) < FEWEST_STEPS:
+        return None, None
+    import numpy as np
+
+    values = np.array(own_s)
+    return bootstrap_interval(lambda drawn: values[drawn].mean(axis=1), num_values=len(own_s))
 
 
 def _share(seconds: float | None, step_s: float) -> float | None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from flatout.doctor.examine import examine
 from flatout.doctor.rules.loops.row_indexing_in_loop import detect
 
 
@@ -73,6 +74,13 @@ def test_no_gradient_is_claimed_that_no_backward_pass_computed(made):
     """Rows of a tensor that needs gradients, read as plain numbers."""
     (finding,) = detect(indexing(made, made.site("row", requires_grad=True)))
     assert "gradient" not in finding.message
+
+
+def test_no_patch_is_named_for_rows_that_are_written(made):
+    read, written = (made.site("row", op=op, host_s=0.1) for op in ("__getitem__", "__setitem__"))
+    for sites, names in (([read], True), ([read, written], True), ([written], False)):
+        (finding,) = examine(made.evidence(sites=tuple(sites)))
+        assert (finding.code, bool(finding.tune)) == ("FO302", names)
 
 
 def test_rows_that_are_written_are_said_to_be(made):

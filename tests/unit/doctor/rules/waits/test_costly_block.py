@@ -48,6 +48,14 @@ def test_look_alikes(made, changes):
     assert detect(looping(made, **changes)) == []
 
 
+@pytest.mark.parametrize(("library", "names"), [(None, False), ("numpy", False), ("tqdm/std", True)])
+def test_progress_bars_are_named_where_the_block_draws_one(made, library, names):
+    job = looping(made)
+    paths = tuple(replace(path, library=library if path.samples == 70 else None) for path in job.stacks.paths)
+    (finding,) = examine(replace(job, stacks=replace(job.stacks, paths=paths)))
+    assert (finding.code, finding.tune == ("progress-bars",)) == ("FO207", names)
+
+
 def test_what_another_rule_knows_the_cause_of_is_left_to_it(made):
     job = looping(made, sites=(made.site("row", line=31, host_s=0.1),))
     assert [finding.code for finding in examine(job)] == ["FO302"]

@@ -70,6 +70,32 @@ STATE = """
         loss = loss_of(out, y)
         loss.backward()
 """
+POSITIONS = """
+    out = 0
+    for step in range(6):
+        x, y = get_batch()
+        state = 0
+        first = model(x)  # model
+        for i in range(2):
+            out = state = model(first[i] + state)  # model
+        out = model(out)  # model
+        loss = loss_of(out, y)
+        loss.backward()
+"""
+ON_ONE_LINE = """
+    i = out = 0
+    for step in range(6):
+        x, y = get_batch()
+        i += 1; out = model(x); loss = loss_of(out, y)  # model
+        loss.backward()
+"""
+NUMBERED = """
+    for step in range(6):
+        x, y = get_batch()
+        parts = [model(x[i]) for i in range(2)]  # model
+        loss = sum(parts)
+        loss.backward()
+"""
 WHOLE = """
     x, y = get_batch()
     for step in range(6):
@@ -218,6 +244,20 @@ def test_a_state_that_the_model_made_is_neither_kept_nor_halved(tmp_path: Path) 
     detached: list[int] = []
     job.run(cached, detach=lambda state: (detached.append(1), state.detach())[1])
     assert (job.num_batches, len(detached)) == (1, 6)
+
+
+@pytest.mark.parametrize("source", [POSITIONS, ON_ONE_LINE, NUMBERED])
+def test_what_the_same_step_made_is_not_from_an_earlier_one(tmp_path: Path, source: str) -> None:
+    """The counter of an inner loop, the output of its last turn, and names that share the model's line."""
+    job = Job(source, tmp_path)
+    _, half = job.arms()
+    assert half.refusal is None
+
+
+def test_a_state_that_only_an_inner_loop_renews_is_from_an_earlier_step(tmp_path: Path) -> None:
+    job = Job(POSITIONS.replace("state = 0", "pass"), tmp_path)
+    _, half = job.arms()
+    assert half.refusal == "the model also takes what an earlier step made (out, state)"
 
 
 @pytest.mark.parametrize(

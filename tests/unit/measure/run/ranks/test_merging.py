@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from flatout.ground.codec import encode
 from flatout.measure import PHASES
-from flatout.measure.evidence import Evidence, Network
+from flatout.measure.evidence import Evidence, Network, Rank, Step
 from flatout.measure.run.ranks.merging import merge, rank_summary, slowest_of
 from tests.support import doctor as builders
 from tests.support.doctor import evidence_of_rank
@@ -76,3 +76,27 @@ def test_what_a_rank_adds_does_not_grow_with_their_number() -> None:
     few, some, many = size(2), size(8), size(64)
     assert (many - some) / 56 < 1.05 * (some - few) / 6
     assert (many - some) / 56 < 1024
+
+
+def test_the_interval_of_a_rank_is_that_of_phases_in_which_it_meets_no_other() -> None:
+    def rank(*own_s: float, meets_in: tuple[str, ...] = ()) -> Rank:
+        steps = tuple(
+            Step(
+                index=index,
+                arm="real",
+                block=0,
+                step_s=1.0,
+                phases_s={"wait": seconds, "forward": 0.5, "backward": 0.5 - seconds},
+            )
+            for index, seconds in enumerate(own_s)
+        )
+        made = evidence_of_rank(0, own_s=0.0, waiting_s=0.0)
+        return rank_summary(dataclasses.replace(made, steps=steps, meets_in=meets_in))
+
+    noisy = rank(0.1, 0.3, 0.1, 0.3)
+    assert noisy.own_low_s is not None and noisy.own_high_s is not None
+    assert 0.6 <= noisy.own_low_s < 0.7 < noisy.own_high_s <= 0.8
+    sharded = rank(0.1, 0.3, 0.1, 0.3, meets_in=("forward",))
+    assert sharded.meets_in == ("forward",)
+    assert sharded.own_high_s is not None and sharded.own_high_s <= 0.3
+    assert rank(0.1, 0.3).own_low_s is None
