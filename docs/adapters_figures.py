@@ -1,7 +1,7 @@
 """The table of adapters.md, made from the result files of the benchmark (`tables`).
 
 Behind `<!-- adapters: speed -->` in the page stands how fast adapters train in one pass, from the latest
-result of each model and hardware.  Each column names both of its arms.
+result of each model, hardware and number of tokens.  Each column names both of its arms.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ def speed(folder: Path) -> str:
         "|---|--:|--:|--:|",
     ]
     for shape, name in MODELS.items():
-        latest = {path.stem.split("_")[1]: path for path in sorted(folder.glob(f"adapters-{shape}_*.json"))}
-        for path in latest.values():
+        latest: dict[tuple[str, int], Result] = {}
+        for path in sorted(folder.glob(f"adapters-{shape}_*.json")):
             result = json.loads(path.read_text(encoding="utf-8"))
             shown = result["shapes"][0]
             subject = f"{name}{'' if shown['real_weights'] else ', random weights'}, {result['hardware']}"
-            lines += [_row(subject, size) for size in shown["sizes"]]
+            latest |= {(subject, size["tokens"]): size for size in shown["sizes"]}
+        lines += [_row(subject, size) for (subject, _), size in latest.items()]
     return "\n".join(lines) if len(lines) > 2 else NOT_MEASURED
 
 

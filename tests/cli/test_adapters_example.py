@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -33,6 +35,22 @@ def test_the_small_config_and_its_encoder_are_as_the_readme_says(tmp_path: Path)
     (num_weights,) = re.findall(r"an encoder of ([\d,]+) weights", done.stdout)
     assert 450_000 < int(num_weights.replace(",", "")) < 550_000  # half a million, as the README has it
     assert set(make_settings(read_settings(FOLDER / "generated.yaml")).tasks) == FIVE
+
+
+def test_a_later_run_of_some_sizes_replaces_only_those_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    figures = importlib.import_module("adapters_figures")
+    for date, times in {"2026-01-01": {64: 3.0, 256: 2.0}, "2026-01-02": {256: 4.0}}.items():
+        sizes = [
+            {"tokens": tokens, "of_base": {"fused": {"ratio": ratio, "low": ratio, "high": ratio}}}
+            for tokens, ratio in times.items()
+        ]
+        found = {"hardware": "gpu", "shapes": [{"real_weights": True, "sizes": sizes}]}
+        (tmp_path / f"adapters-minilm_gpu_{date}.json").write_text(json.dumps(found), encoding="utf-8")
+    shown = [line.split("|")[1:3] for line in figures.speed(tmp_path).splitlines()[2:]]
+    assert shown == [[" MiniLM, gpu, 64 ", " 3.0 [3.0, 3.0] "], [" MiniLM, gpu, 256 ", " 4.0 [4.0, 4.0] "]]
 
 
 def test_the_real_config_names_what_the_scripts_make() -> None:

@@ -61,6 +61,28 @@ def test_the_page_shows_what_the_result_files_say(
     assert f"| steered tokens/s, of unsteered | 0.97 | {steered:.3f}" in shown
 
 
+def test_a_later_run_of_some_sections_replaces_only_those(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    figures = importlib.import_module("steering_figures")
+    sections = {
+        ("SmolLM2-135M-Instruct", "2026-01-01"): {"store": 1, "trials": 2},
+        ("smollm2", "2026-01-02"): {"trials": 3},
+    }
+    names = {"store": ("read", "times as fast as computing"), "trials": ("packed", "trials per hour")}
+    for (model, date), numbers in sections.items():
+        rows = [
+            {"model": model, "section": part, "rows": [{"arm": names[part][0], names[part][1]: number}]}
+            for part, number in numbers.items()
+        ]
+        found = {"hardware": "gpu", "date": date, "sections": rows}
+        (tmp_path / f"steering-{model}_gpu_{date}.json").write_text(json.dumps(found), encoding="utf-8")
+    heading, _, *lines = figures.speed(tmp_path).splitlines()
+    assert heading == "| | goal | SmolLM2-135M-Instruct, gpu |"
+    assert [line.rsplit("|", 2)[1].strip() for line in lines] == ["1", "3"]
+
+
 @pytest.mark.parametrize("name", ["corrigible", "not-corrigible"])
 def test_the_example_moved_the_model_and_the_readme_says_by_how_much(name: str) -> None:
     record = load_record(EXAMPLE / name / "result.json")
