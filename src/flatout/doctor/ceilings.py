@@ -83,12 +83,14 @@ def _capped(ceiling: Ceiling, observed_share: float | None) -> Ceiling:
     most = 1 / (1 - min(observed_share, MOST))
     if ceiling.speedup <= most:
         return ceiling
+    in_interval = ceiling.speedup_low is not None and ceiling.speedup_low < most
     return replace(
         ceiling,
         step_s=ceiling.step_s * ceiling.speedup / most,
         speedup=most,
-        speedup_low=None if ceiling.speedup_low is None else min(ceiling.speedup_low, most),
-        speedup_high=most,
+        speedup_low=ceiling.speedup_low if in_interval else None,
+        speedup_high=most if in_interval else None,
+        is_capped=True,
     )
 
 

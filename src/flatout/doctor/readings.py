@@ -200,10 +200,11 @@ def _bound(evidence: Evidence) -> str:
     cached = evidence.counterfactual("cached")
     wait = phase_shares(evidence).get("wait", 0.0)
     if cached is not None and cached.speedup_low > 1 and 2 * wait >= 1 - 1 / cached.speedup >= 1 / 3:
-        without_s = max(step_s / cached.speedup, step_s * (1 - wait))  # no more than the wait that was seen
+        is_capped = 1 - 1 / cached.speedup > wait  # no more is promised than the wait that was seen
+        without_s = step_s * (1 - wait) if is_capped else step_s / cached.speedup
+        how = "without its waits" if is_capped else "on cached batches"
         return (
-            f"The loader limits the step: {show_seconds(step_s)} as it is, "
-            f"{show_seconds(without_s)} on cached batches."
+            f"The loader limits the step: {show_seconds(step_s)} as it is, {show_seconds(without_s)} {how}."
         )
     busy = evidence.kernels.busy_share if evidence.kernels else None
     if busy is not None and busy >= 0.8:
@@ -337,7 +338,11 @@ def proof_words(finding: Finding) -> Iterator[str]:
         of_job = ceiling.job_speedup or ceiling.speedup
         apart = of_job * LEAST_DIFFERENT < ceiling.speedup
         whole = f", {show_ratio(of_job)} for the whole job" if apart else ""
-        yield f"measured ({ceiling.arm}): the step takes {show_seconds(ceiling.step_s)} without this{whole}"
+        takes = f"the step takes {show_seconds(ceiling.step_s)}"
+        if ceiling.is_capped:
+            yield f"without the observed wait {takes}{whole}; {ceiling.arm} shortened it more"
+        else:
+            yield f"measured ({ceiling.arm}): {takes} without this{whole}"
     if finding.no_ceiling is not None:
         yield f"no ceiling: {finding.no_ceiling}"
     if finding.tune:
@@ -531,7 +536,7 @@ def _loader_costs(cached: Counterfactual, evidence: Evidence) -> str:
         return f"{_loading(cached)} costs {show_share(1 - 1 / cached.speedup)} of the step"
     wait = phase_shares(evidence).get("wait", 0.0)
     gain, least = 1 - 1 / cached.speedup, 1 - 1 / cached.speedup_low
-    if least <= max(2 * wait, wait + NARROW):
+    if least <= wait + NARROW:  # the wait lies in the interval, or is more
         return f"the loader costs {show_share(min(gain, wait))} of the step"
     workers = any(loader.trains and loader.num_workers for loader in evidence.loaders)
     why = (

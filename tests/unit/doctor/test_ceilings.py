@@ -78,7 +78,10 @@ def test_no_more_is_promised_than_was_seen(made):
     ceiling = ceilings.prove(job, ("cached",), observed_share=0.16).ceiling
     assert ceiling.speedup == pytest.approx(1 / 0.84)
     assert ceiling.step_s == pytest.approx(0.084)
-    assert ceiling.speedup_high == pytest.approx(1 / 0.84)
+    assert ceiling.is_capped and (ceiling.speedup_low, ceiling.speedup_high) == (None, None)
+    wide = made.evidence(counterfactuals=(made.counterfactual("cached", 1.61, width=0.5),))
+    ceiling = ceilings.prove(wide, ("cached",), observed_share=0.16).ceiling
+    assert (ceiling.speedup_low, ceiling.speedup_high) == (pytest.approx(1.11), pytest.approx(1 / 0.84))
     assert ceilings.prove(job, ("cached",), observed_share=0.5).ceiling.speedup == pytest.approx(1.61)
 
 

@@ -52,6 +52,15 @@ def test_a_loader_that_no_rule_explains_is_still_said_to_cost_time() -> None:
     assert unexplained(loading_bound(cores=2.0)) == "the loader costs 70 % of the step."
 
 
+def test_a_loader_costs_what_its_arm_showed_or_both_figures_are_explained() -> None:
+    """Beside 4.00× [2.80, 5.70] no smaller share stands alone: workers slow the step, too."""
+    evidence = replace(loading_bound(cores=2.0, num_workers=1), steps=waiting(0.4))
+    assert unexplained(evidence) == (
+        "the step waits for the loader 40 % of its time, and is 75 % shorter without it: its workers share "
+        "the cores with the step."
+    )
+
+
 def test_a_loader_that_the_step_hardly_waits_for_is_not_said_to_cost_so_much() -> None:
     words = unexplained(replace(loading_bound(cores=2.0), steps=waiting(0.005)))
     assert words is not None
@@ -188,7 +197,7 @@ def spread_out() -> Evidence:
         ),
         (
             builders.evidence(counterfactuals=(cached(2.0, 1.9, 2.1),), steps=waiting(0.4)),
-            "The loader limits the step: 8.62 s as it is, 5.17 s on cached batches.",
+            "The loader limits the step: 8.62 s as it is, 5.17 s without its waits.",
         ),
         (busy(0.95), "The GPU limits the step: it is busy for 95 % of it."),
         (busy(0.118), "The host limits the step: the GPU is busy for 12 % of it and waits for the rest."),
@@ -459,3 +468,11 @@ def test_a_job_that_ended_before_anything_was_counted_is_not_said_to_be_clean(
     if words is not None:
         number = len(evidence.steps)
         assert f"the job ended after {number} steps. Let it run for 100 steps." in words
+
+
+def test_a_ceiling_that_is_the_observed_wait_is_said_to_be() -> None:
+    finding = replace(builders.findings()[0], ceiling=replace(CEILING, is_capped=True))
+    assert (
+        "without the observed wait the step takes 1.00 s, 1.50× for the whole job; cached shortened it more"
+        in (*proof_words(finding),)
+    )
