@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from flatout.measure.evidence import Evidence
     from flatout.tuner.check.check import Checked
     from flatout.tuner.results.outcome import Tuning
+
+DIAGNOSIS_SHARE = 0.25  # of the minutes given, at most
 
 
 def tune_script(
@@ -43,8 +46,8 @@ def tune_script(
     `patch` changes of the source are tried, too; `apply_patches` writes those that were kept.  `resume` goes
     on with a tuning of the same command in this folder that was interrupted.  With several `ranks` so many
     processes train together, as torchrun would start them on this machine.  `ray` is the address of a Ray
-    cluster, whose nodes run the diagnosis and the trials.  After so many `minutes` of trials nothing more is
-    tried, and what was kept by then is the answer.
+    cluster, whose nodes run the diagnosis and the trials.  Within so many `minutes` everything ends, the
+    diagnosis included, unless it and two pairs of unchanged runs take longer.
     """
     from flatout.ground.script.command import check_command
     from flatout.hardware.ray_cluster import RayCluster
@@ -53,6 +56,9 @@ def tune_script(
     from flatout.tuner.treatment import read_dose
     from flatout.tuner.trial.journal import evidence_of, journal_path
 
+    began_s = time.monotonic()
+    if minutes is not None:
+        seconds = min(seconds, DIAGNOSIS_SHARE * 60 * minutes)
     check_command(command, module=module)
     for text in only:
         read_dose(text)
@@ -92,7 +98,7 @@ def tune_script(
             resume=resume,
             evidence_path=evidence,
             cluster=cluster,
-            within_s=None if minutes is None else 60 * minutes,
+            within_s=None if minutes is None else 60 * minutes - (time.monotonic() - began_s),
         )
 
 

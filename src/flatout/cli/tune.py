@@ -57,7 +57,9 @@ def tune(
     ray: Annotated[
         str | None, flag("--ray", "ADDRESS", "Run trials on a Ray cluster: auto or HOST:PORT.")
     ] = None,
-    minutes: Annotated[float | None, flag("--minutes", "M", "Start no new trials after M minutes.")] = None,
+    minutes: Annotated[
+        float | None, flag("--minutes", "M", "End within M minutes, diagnosis and final runs included.")
+    ] = None,
     html: flags.Html = None,
     json_output: flags.Json = False,
 ) -> None:
@@ -71,6 +73,10 @@ def tune(
 
     With --patch, Flatout also rewrites the source, in memory: it tries a patched file like a treatment and
     shows what it keeps as a diff. Only --apply writes to your files, after a backup.
+
+    With --minutes, the diagnosis gets a quarter of the time at most, and no trial starts that would end too
+    late, judged by the longest so far. Time for the final runs with everything kept is set aside; a trial
+    that reaches into it is ended. Only the diagnosis and two pairs of unchanged runs always run to their end.
 
     With --ray, trials of several treatments run at once, on nodes with the same hardware, both arms of a pair
     on one node. Trials of a lost node run again on another; --resume continues with every finished trial.

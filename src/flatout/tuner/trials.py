@@ -16,6 +16,7 @@ import socket
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -117,6 +118,7 @@ class Trials:
         self.command, self.module, self.plan, self.on_progress = tuple(command), module, plan, on_progress
         self.journal = journal
         self.num_run = 0
+        self.ends_s = math.inf  # on the clock of `monotonic`: a trial that runs longer is ended
         self.always: dict[str, Any] = {}  # fields of TrialOptions for all trials
         self.at_once = 1  # trials whose times do not count
         self._started: set[subprocess.Popen[bytes]] = set()  # and not ended yet
@@ -213,7 +215,8 @@ class Trials:
             trial=replace(options, **changes),
             parent=os.getpid(),
         )
-        return self._run_child(child, own, limit_s=plan.limit_s + HANGS * float(changes.get("seconds", 0.0)))
+        limit_s = plan.limit_s + HANGS * float(changes.get("seconds", 0.0))
+        return self._run_child(child, own, limit_s=max(0.0, min(limit_s, self.ends_s - time.monotonic())))
 
     def _run_child(self, child: ChildOptions, own: Path, *, limit_s: float) -> TrialResult:
         adopt_orphans()

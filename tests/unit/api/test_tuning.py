@@ -24,6 +24,20 @@ def test_a_tuning_starts_its_ranks_itself(tmp_path: Path, monkeypatch: pytest.Mo
         tune_script([str(script)])
 
 
+@pytest.mark.parametrize(("minutes", "seconds"), [(None, "60.0"), (10.0, "60.0"), (1.0, "15.0")])
+def test_the_diagnosis_gets_a_quarter_of_the_minutes_at_most(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, minutes: float | None, seconds: str
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    started: list[list[str]] = []
+    monkeypatch.setattr("subprocess.run", lambda command, **_: started.append(command))
+    with pytest.raises(BadInput, match="could not be diagnosed"):
+        tune_script([str(script)], ranks=2, minutes=minutes)
+    (command,) = started
+    assert command[command.index("--seconds") + 1] == seconds
+
+
 def test_an_unknown_treatment_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("raise SystemExit('it ran')")
     with pytest.raises(BadInput, match="no treatment 'lodaer-workers'") as raised:

@@ -80,6 +80,14 @@ def test_a_trial_that_fails_costs_that_trial(trials: Trials, mode: str, words: s
     assert isinstance(result, TrialResult) and words in str(verdict.failure(result))
 
 
+def test_a_trial_that_would_end_too_late_is_ended(trials: Trials) -> None:
+    trials.command = ("train.py", "hangs")
+    began_s = time.monotonic()
+    trials.ends_s = began_s + 2.0
+    assert "did not end" in str(verdict.failure(trials.run([])))
+    assert time.monotonic() - began_s < PLAN.limit_s / 2
+
+
 def test_trials_beside_each_other_leave_none_behind_and_one_without_memory_runs_again_alone(
     trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,9 +25,9 @@ from flatout.tuner.trial.switched import FEWEST_ROUNDS, LEAST_GAIN
 from flatout.tuner.trials import Trials, Unit, hint_of, pair_of
 from flatout.tuner.verdict import CLEAR_PAIRS, FEWEST_PAIRS, MOST_PAIRS, Gain
 
-TRIALS_AT_END = (
-    2 * CLEAR_PAIRS + 1
-)  # for everything kept together, which gains much most often; and the current one
+TRIALS_AT_END = 2 * FEWEST_PAIRS  # for everything kept together
+TRIALS_OF_NUMBERS = 2  # of the job and of the treatment
+TRIALS_OF_TIME = 2 * CLEAR_PAIRS  # of a treatment, at least
 BLOCKS_SHARE = 0.25  # of the time left, for blocks of one run
 NOISE_PAIRS, NOISE_SHARE = 2, 0.25  # the job against itself: fewest pairs, and the share of the time for more
 TRIALS_EACH = 6  # that a treatment takes, roughly
@@ -56,16 +56,25 @@ class Times:
         self._within_s = math.inf if within_s is None else within_s
         self._ends_s = time.monotonic() + self._within_s
         self._longest_s = 0.0  # the longest trial of a pair so far
+        self._at_end = 0  # trials for which time is set aside
 
-    def is_late(self, *, is_any_kept: bool) -> bool:
-        """Return whether the time left is needed to measure everything kept together."""
-        trials = TRIALS_AT_END if is_any_kept else 2
+    def set_aside(self, *, at_end: bool) -> None:
+        """Set time aside to measure everything kept together, if that is needed; a trial ends before it."""
+        self._at_end = TRIALS_AT_END if at_end else 0
+        self.trials.ends_s = self._ends_s - self._at_end * self._longest_s
+
+    def is_late(self, *, num_trials: int) -> bool:
+        """Return whether so many trials would not end before the time that is set aside."""
+        trials = num_trials + self._at_end
         return time.monotonic() + trials * self._longest_s > self._ends_s
+
+    def is_up(self) -> bool:
+        """Return whether trials are ended because there is no more time."""
+        return time.monotonic() >= self.trials.ends_s
 
     def has_time_for(self, num_treatments: int) -> bool:
         """Return whether so many treatments can be tried before the end."""
-        trials = TRIALS_EACH * num_treatments + TRIALS_AT_END
-        return time.monotonic() + trials * self._longest_s < self._ends_s
+        return not self.is_late(num_trials=TRIALS_EACH * num_treatments + TRIALS_AT_END - self._at_end)
 
     def job_against_itself(self) -> Pairs:
         """Run pairs of the job with nothing changed; raise BadInput if they cannot be judged.
@@ -91,8 +100,10 @@ class Times:
             pairs.append(pair)
         return pairs
 
-    def gain(self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str) -> Gain:
-        """Alternate two arms, A B B A, until the answer is settled."""
+    def gain(
+        self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str, fewest: int = CLEAR_PAIRS
+    ) -> Gain:
+        """Alternate two arms, A B B A, until the answer is settled or another pair would end too late."""
         pairs: Pairs = []
         self.pairs[label] = pairs
         self.trials.expect(label, [one_pair(without, with_, number) for number in range(FEWEST_PAIRS)])
@@ -108,12 +119,13 @@ class Times:
             pairs.append((plain, treated))
             gain = verdict.gain_of(pairs)
             is_over = len(pairs) >= FEWEST_PAIRS and self._asks_too_much(gain)
+            is_over |= len(pairs) >= fewest and self.is_late(num_trials=2)
             if gain.is_settled or is_over or len(pairs) >= MOST_PAIRS:
                 return gain
 
     def _asks_too_much(self, gain: Gain) -> bool:
-        """Return whether the time is up, or better spent on others than on an apparent zero gain."""
-        return time.monotonic() > self._ends_s or (self._within_s < math.inf and gain.ratio < LEAST_GAIN)
+        """Return whether the time is better spent on others than on an apparent zero gain."""
+        return self._within_s < math.inf and gain.ratio < LEAST_GAIN
 
     def _run_pair(
         self, first: Sequence[Dose], second: Sequence[Dose], **changes: Any

@@ -25,7 +25,7 @@ from flatout.ground.interrupts import Interrupts
 from flatout.hardware.ray_cluster import RayCluster
 from flatout.measure.evidence import Evidence
 from flatout.tuner import verdict
-from flatout.tuner.numbers import Numbers
+from flatout.tuner.numbers import SEEDS, Numbers
 from flatout.tuner.results.kept import keep, keep_patches
 from flatout.tuner.results.outcome import NO_TIME, NO_TIME_TO_VERIFY, Answer, Tried, Tuning
 from flatout.tuner.results.prescription import Kept, Prescription, Proof
@@ -41,13 +41,19 @@ from flatout.tuner.search.candidates import (
     why_not_together,
 )
 from flatout.tuner.search.plan import at_once, plan_for, steps_of
-from flatout.tuner.search.times import CannotBeTimed, Times, one_pair
+from flatout.tuner.search.times import (
+    TRIALS_OF_NUMBERS,
+    TRIALS_OF_TIME,
+    CannotBeTimed,
+    Times,
+    one_pair,
+)
 from flatout.tuner.treatment import Dose, Treatment, Value, all_treatments, read_dose, treatment_of
 from flatout.tuner.trial.journal import Journal, journal_path
 from flatout.tuner.trial.on_cluster import ClusterTrials
 from flatout.tuner.trial.switched import LEAST_GAIN
 from flatout.tuner.trials import Trials, Unit
-from flatout.tuner.verdict import Gain
+from flatout.tuner.verdict import FEWEST_PAIRS, Gain
 
 ALL_OF_IT = 0.9  # of a measured ceiling: beyond it no other value of a treatment is tried
 HIDES = 1.3  # a cause worth as much hides what others gain
@@ -173,7 +179,10 @@ class Tuner:
         """
         ordered = by_ceiling(candidates, in_run=self.times.in_run, ceilings=self.ceilings)
         doses = switchable(candidates)
-        if not doses or self.times.in_run_on == self.kept or self._is_late():
+        if not doses or self.times.in_run_on == self.kept:
+            return ordered
+        self.times.set_aside(at_end=True)
+        if self.times.is_late(num_trials=1 + TRIALS_OF_NUMBERS):
             return ordered
         first, _ = ordered[0]
         if first.switch is None and max(self._ceilings_of(first), default=1.0) >= HIDES:
@@ -195,7 +204,7 @@ class Tuner:
             treatment, values = left[0]
             self._place = f"{len(candidates) - len(left) + 1} of {len(candidates)} · "
             self._later = left[1:]
-            if self._is_late():
+            if self._is_late_for(treatment, values):
                 self._note_late(treatment, values)
             else:
                 for later, doses in left:
@@ -203,8 +212,16 @@ class Tuner:
                 self._try(treatment, values)
             left = left[1:]
 
-    def _is_late(self) -> bool:
-        return self.times.is_late(is_any_kept=bool(self.kept))
+    def _is_late_for(self, treatment: Treatment, values: Sequence[Value]) -> bool:
+        """Return whether the trials of a treatment, and what is kept then, would end too late.
+
+        What one run showed is timed in whole runs at the end alone; a first treatment timed in pairs is not
+        timed again.
+        """
+        in_run = any(str(Dose(name=treatment.name, value=value)) in self.times.in_run for value in values)
+        self.times.set_aside(at_end=in_run or bool(self.kept))
+        of_numbers = 2 * SEEDS if treatment.safety == "lossy" else TRIALS_OF_NUMBERS
+        return self.times.is_late(num_trials=of_numbers + (0 if in_run else TRIALS_OF_TIME))
 
     def _expect(self, treatment: Treatment, values: Sequence[Value]) -> None:
         """Announce the trials that a treatment's values will need if nothing else is kept before."""
@@ -235,7 +252,7 @@ class Tuner:
             if best is not None and (reason := self._why_no_other(dose, best, lost, ceiling)):
                 self._note(treatment, dose.value, "not tried", reason, shown)
                 continue
-            if number and self._is_late():
+            if number and self._is_late_for(treatment, [dose.value]):
                 self._note(treatment, dose.value, "not tried", NO_TIME)
                 continue
             if best is None or shown is not None:
@@ -355,8 +372,9 @@ class Tuner:
         if len(self.kept) < 2:
             return
         before = list(self.kept)
+        self.times.set_aside(at_end=True)
         for dose in before:
-            if self._is_late() or (dose == before[-1] and self.kept == before):
+            if self.times.is_late(num_trials=TRIALS_OF_TIME) or (dose == before[-1] and self.kept == before):
                 return  # its gain was measured beside the others
             others = [each for each in self.kept if each != dose]
             gain = self.times.gain_beside(dose, others, self.kept)
@@ -380,8 +398,10 @@ class Tuner:
         if len(self.kept) == 1 and (known := self.times.pairs.get(str(self.kept[0]))):
             self.times.pairs[TOGETHER] = known
             return verdict.gain_of(known)
+        self.times.set_aside(at_end=False)
+        self.trials.ends_s = math.inf  # its time was set aside
         try:
-            gain = self.times.gain([], self.kept, label=TOGETHER)
+            gain = self.times.gain([], self.kept, label=TOGETHER, fewest=FEWEST_PAIRS)
         except CannotBeTimed as error:
             self._keep_nothing("failed", str(error))
             return None
@@ -413,6 +433,8 @@ class Tuner:
         reason: str,
         gain: Gain | None = None,
     ) -> None:
+        if answer == "failed" and self.times.is_up():  # its trial was ended
+            answer, reason = "not tried", NO_TIME
         dose = Dose(name=treatment.name, value=value)
         pairs = self.times.pairs.get(str(dose), [])
         self.tried.append(
@@ -479,8 +501,8 @@ def tune(
     """Try every treatment that suits a job, or `only` some; keep those that pay and compute its numbers.
 
     With `patch`, changes of the source are tried too; no file is written.  A journal keeps finished trials
-    until everything is done; `resume` continues from it.  With a `cluster` trials run on its nodes.  After
-    `within_s` seconds nothing more is tried.
+    until everything is done; `resume` continues from it.  With a `cluster` trials run on its nodes.  Nothing
+    is started that would end after `within_s` seconds, what is kept being timed together included.
     """
     wish: dict[str, Any] = {"module": module, "allow_lossy": allow_lossy, "only": list(only), "patch": patch}
     job: dict[str, Any] = {

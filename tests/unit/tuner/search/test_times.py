@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flatout.ground.errors import BadInput
-from flatout.tuner.search.times import NOISE, CannotBeTimed, Times, one_pair
+from flatout.tuner.search.times import NOISE, TRIALS_AT_END, CannotBeTimed, Times, one_pair
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.verdict import CLEAR_PAIRS, FEWEST_PAIRS, MOST_PAIRS
@@ -63,7 +63,31 @@ def test_few_pairs_are_run_when_time_is_short(tmp_path: Path) -> None:
     late, early = times(tmp_path, within_s=0.0), times(tmp_path, within_s=1e6)
     assert len(late.job_against_itself()) == len(late.pairs[NOISE]) == 2
     assert len(early.job_against_itself()) == FEWEST_PAIRS
-    assert late.is_late(is_any_kept=False) and not early.is_late(is_any_kept=True)
+    assert late.is_late(num_trials=1) and not early.is_late(num_trials=1)
+
+
+def test_nothing_starts_that_would_end_in_the_time_set_aside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("flatout.tuner.search.times.time.monotonic", lambda: clock[0])
+
+    def result(names: set[str]) -> TrialResult:
+        clock[0] += 10.0
+        return trial(0.1 if names else 0.12)  # a gain that two pairs do not show
+
+    found = times(tmp_path, result, within_s=140.0)
+    found.job_against_itself()
+    assert clock[0] == 140.0  # four trials, ten left
+    found.set_aside(at_end=True)
+    assert found.trials.ends_s == pytest.approx(240.0 - 10.0 * TRIALS_AT_END)
+    assert not found.is_late(num_trials=4) and found.is_late(num_trials=5)
+    assert found.gain([], [WORKERS], label="workers").num_pairs == CLEAR_PAIRS
+    assert clock[0] == 180.0 and found.is_up()
+    found.set_aside(at_end=False)
+    assert not found.is_up()
+    assert found.gain([], [WORKERS], label="all", fewest=FEWEST_PAIRS).num_pairs == FEWEST_PAIRS
+    assert clock[0] == 240.0
 
 
 def test_one_run_of_the_job_against_itself_is_nudged_and_counts(tmp_path: Path) -> None:

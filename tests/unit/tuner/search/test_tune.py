@@ -43,6 +43,7 @@ class GivenTrials:
         self._random = random.Random(1)
         self.expected: list[tuple[str, list[Unit]]] = []
         self.always: dict[str, Any] = {}
+        self.ends_s = math.inf
 
     def __enter__(self) -> GivenTrials:
         return self
@@ -387,3 +388,21 @@ def test_a_treatment_that_was_asked_for_and_does_not_suit_the_job_is_told(tmp_pa
     done = tuned(tmp_path, lambda names: trial(blocks_s=(0.1,) * 5), only=["no-sync"])
     (only,) = done.tried
     assert only.answer == "not tried" and "--only no-sync=VALUE" in only.reason
+
+
+@pytest.mark.parametrize("within_s", [60.0, 100.0, 150.0, 200.0, 400.0])
+def test_everything_ends_in_time_with_the_runs_of_what_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within_s: float
+) -> None:
+    """Each trial takes 10 s; all but two pairs of the job itself fit into the time."""
+    clock = [0.0]
+    monkeypatch.setattr("flatout.tuner.search.times.time.monotonic", lambda: clock[0])
+
+    def result(names: set[str]) -> TrialResult:
+        clock[0] += 10.0
+        return trial(0.1 / (1.2 if "threads 1" in names else 1) / (1.5 if "loader-workers 2" in names else 1))
+
+    done = tuned(tmp_path, result, only=["threads=1", "garbage-every", "loader-workers=2"], within_s=within_s)
+    assert clock[0] <= within_s
+    if within_s >= 400:
+        assert done.total is not None and done.total.ratio == pytest.approx(1.8, rel=0.05)
