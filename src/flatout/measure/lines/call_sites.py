@@ -31,7 +31,7 @@ from flatout.measure.clock import REST, Clock, ident, now
 from flatout.measure.evidence import OperatorCalls, Place, Site, SiteKind
 from flatout.measure.lines.array_lists import OF_ARRAYS, of_arrays
 from flatout.measure.lines.attention_calls import NAMES, AttentionCalls, Where
-from flatout.measure.lines.counted_calls import COLLECTIVES
+from flatout.measure.lines.counted_calls import COLLECTIVE
 from flatout.measure.user_code import UserCode
 
 CREATE = {
@@ -191,7 +191,7 @@ class CallSites(TorchFunctionMode):
 
     def note_call(self, op: str, frame: FrameType, device: str, spent_s: float) -> None:
         """Count a call that no mode sees; a setting counts at the line that names it."""
-        if op in COLLECTIVES:
+        if COLLECTIVE.match(op):
             if self._clock is not None:
                 self.meeting_regions.add(self._clock.stack[-1])
             return

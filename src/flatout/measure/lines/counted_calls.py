@@ -9,11 +9,12 @@ modules inside the model: which line of the user's calls them, how many there ar
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 from flatout.measure.clock import now
@@ -24,11 +25,7 @@ from flatout.measure.user_code import UserCode
 
 MODULE_FILE = os.path.join("torch", "nn", "modules", "module.py")
 # Functions of torch.distributed in which ranks wait for each other; DTensor has some of its own.
-COLLECTIVES = (
-    *("all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_object", "all_to_all"),
-    *("all_to_all_single", "reduce_scatter", "reduce_scatter_tensor", "broadcast", "barrier"),
-    *("all_gather_tensor", "wait_tensor"),
-)
+COLLECTIVE = re.compile(r"(all_(gather|reduce|to_all)|reduce|gather|scatter|broadcast|barrier|wait_tensor)")
 FEWEST_MODULES = 4
 MOST_LINES = 40
 Note = Callable[[str, FrameType, str, float], None]  # operation, caller, device, seconds
@@ -52,7 +49,7 @@ def count_calls(note: Note, patches: Patches) -> None:
 
     for name in ("empty_cache", "synchronize"):
         patches.replace(torch.cuda, name, counted(getattr(torch.cuda, name), name, "cuda"))
-    for module, name in _collectives():
+    for module, name in list(_collectives()):
         patches.replace(module, name, counted(getattr(module, name), name, "cpu"))
     name = checkpoint_generator()
     patches.replace(checkpoint, name, counted(getattr(checkpoint, name), "checkpoint", "cpu"))
@@ -75,8 +72,8 @@ def _collectives() -> Iterator[tuple[Any, str]]:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return
     for module in (distributed, sys.modules.get("torch.distributed._functional_collectives")):
-        for name in COLLECTIVES:
-            if hasattr(module, name):
+        for name, function in vars(module).items():
+            if COLLECTIVE.match(name) and type(function) is FunctionType:
                 yield module, name
 
 
