@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from flatout.ground.units import round_up
-
 ASSUMED_MULTIPROCESSORS = 132  # of an H200, assumed for a GPU whose own are not known
 WARP, MOST_THREADS, THREADS_PER_MULTIPROCESSOR = 32, 512, 2048
 FEWEST_VALUES, MOST_VALUES = 16, 256  # that one thread adds
@@ -90,7 +88,7 @@ def pieces_of_a_table(count: int, num_rows: int, width: int) -> int:
     """Sum the gradient of an embedding: rows of equal index in pieces, then the pieces."""
     if count <= SORTED_FROM:
         return 0
-    return (count // ROWS_PER_PIECE + min(count, num_rows)) * round_up(width, WARP) * 4
+    return (count // ROWS_PER_PIECE + min(count, num_rows)) * width * 4
 
 
 FORMULAS: Mapping[str, Callable[..., int]] = {

@@ -43,6 +43,10 @@ def test_pieces_of_a_table_are_as_measured() -> None:
     assert pieces_of_a_table(32768, 30522, 768) == 103_827_456
 
 
+def test_pieces_of_a_narrow_table_are_not_padded() -> None:
+    assert pieces_of_a_table(319_488, 780_000, 16) == (31_948 + 319_488) * 16 * 4
+
+
 @pytest.mark.parametrize("count", [1, SORTED_FROM])
 def test_few_indices_are_added_without_sorting(count: int) -> None:
     assert sorted_indices(count) == 0
