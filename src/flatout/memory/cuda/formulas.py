@@ -29,12 +29,15 @@ class Formula(NamedTuple):
         return FORMULAS[self.name](*self.counts)
 
 
-def partial_sums(num_outputs: int, num_inputs: int, num_multiprocessors: int) -> int:
+def partial_sums(
+    num_outputs: int, num_inputs: int, num_multiprocessors: int, num_in_row: int | None = None
+) -> int:
     """Sum many inputs into few outputs: several blocks share an output and leave partial sums.
 
-    Threads of a block run along the outputs, up to four of them at a time.
+    Threads of a block run along the outputs, up to four of them at a time, where those that lie in one row
+    (all of them, unless a sum goes over a dimension between others) can be divided so.
     """
-    vector = next(size for size in (4, 2, 1) if num_outputs % size == 0)
+    vector = next(size for size in (4, 2, 1) if (num_in_row or num_outputs) % size == 0)
     columns, threads = num_outputs // vector, MOST_THREADS // vector
     width = min(_power_below(columns, threads), WARP)
     height = min(_power_below(num_inputs, threads), threads // width)
