@@ -18,9 +18,9 @@
                  tiles that fill the multiprocessors badly are shared out in float32
     biases       a sum of the gradient, in PyTorch's own kernels; see `formulas.partial_sums`
     transforms   in float32 weights of 3 x 3 that fill about a quarter of their tiles have their gradient
-                 from Fourier transforms of input and gradient, for 64 samples or more of 16 x 16 to 40 x 40.
-                 A plane of S x S is transformed at the next power of two, P, from S + 2 on, into P/2 + 1
-                 complex columns, twice; the gradient is copied beside
+                 from Fourier transforms of input and gradient, for 64 samples or more.  A plane of S x S is
+                 transformed at the next power of two, P, from S + 2 on, into P/2 + 1 complex columns, twice;
+                 the gradient is copied beside.  Seen with sides of 16, 20, 32 and 40, not with 24, 48 and 56
     depthwise    in the usual order PyTorch's own kernels, which take nothing; channels last cuDNN's
 
 cuDNN chooses kernels on the GPU, so this is a description of its choices and not a law: it was drawn from
@@ -61,9 +61,10 @@ DEPTHWISE_IMAGE = 28  # from this side on the input's gradient in float32 goes t
 TRANSFORMED_KERNEL = 5  # for kernels from this side on: 7 x 7 does, 3 x 3 does not
 TRANSFORMED, TRANSFORMED_PER_CHANNEL = 8, 25_880  # values per value of the input, and per channel
 HALF_PER_WEIGHT = 32  # bytes per weight and sample
-# the gradient of a weight of 3 x 3 in float32 that goes through transforms: sides of the image, share of a
-# tile that the weight fills at most, samples at least
-TRANSFORMED_SIDES, FILLED, MANY_SAMPLES = range(16, 41), 0.3, 64
+# the gradient of a weight of 3 x 3 in float32 that goes through transforms: sides of the image, channels on
+# either side and samples at least, share of its tiles that the weight fills at most
+TRANSFORMED_SIDES = (*range(16, 21), *range(32, 41))
+FEW_TRANSFORMED, MANY_SAMPLES, FILLED = 16, 64, 0.3
 
 Block = int | Formula
 Group = tuple[Block, ...]
@@ -171,7 +172,11 @@ def _is_transformed(args: Any) -> bool:
     x, weight, stride, transposed, groups = args[1], args[2], args[4], args[7], args[9]
     if x.dtype is not torch.float32 or transposed or groups > 1:
         return False
-    if tuple(weight.shape[2:]) != (3, 3) or tuple(stride) != (1, 1) or min(weight.shape[:2]) < FEW_CHANNELS:
+    if (
+        tuple(weight.shape[2:]) != (3, 3)
+        or tuple(stride) != (1, 1)
+        or min(weight.shape[:2]) < FEW_TRANSFORMED
+    ):
         return False
     filled = weight.shape[0] * weight.shape[1] / (_num_tiles(weight) * TILE * TILE)
     return filled <= FILLED and all(side in TRANSFORMED_SIDES for side in x.shape[2:])

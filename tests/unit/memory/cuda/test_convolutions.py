@@ -306,7 +306,7 @@ def test_many_samples_have_the_gradient_of_a_small_weight_from_transforms(
 
 
 @pytest.mark.parametrize(
-    ("batch", "num_channels", "side"), [(32, 64, 16), (64, 128, 16), (64, 64, 56), (64, 64, 12)]
+    ("batch", "num_channels", "side"), [(32, 64, 16), (64, 128, 16), (64, 64, 56), (64, 64, 24), (64, 64, 12)]
 )
 def test_few_samples_large_weights_and_other_sides_are_not_transformed(
     batch: int, num_channels: int, side: int
