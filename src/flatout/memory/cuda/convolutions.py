@@ -8,7 +8,8 @@
                  or 256 for a kernel of one position), until it has 2^18 positions
     products     kernels of one position are plain products where they can be: where rows are aligned to 16
                  bytes, and most others of fewer than 512 channels.  The gradient of the weight is then a
-                 product for each sample and their sum
+                 product for each sample and their sum; in half precision not where its tiles alone fill the
+                 multiprocessors, in float32 for many weights only where a sample has 200 positions
     images out   fewer than four channels are padded like those of an input; but a transposed convolution
                  writes them as they lie in float32
     gradients    PyTorch brings the gradient into the order of the input first, once for all that is asked
@@ -16,6 +17,10 @@
                  where these are fewer than the multiprocessors, several share one and leave partial sums;
                  tiles that fill the multiprocessors badly are shared out in float32
     biases       a sum of the gradient, in PyTorch's own kernels; see `formulas.partial_sums`
+    transforms   in float32 weights of 3 x 3 that fill about a quarter of their tiles have their gradient
+                 from Fourier transforms of input and gradient, for 64 samples or more.  A plane of S x S is
+                 transformed at the next power of two, P, from S + 2 on, into P/2 + 1 complex columns, twice;
+                 the gradient is copied beside.  Seen with sides of 16, 20, 32 and 40, not with 24, 48 and 56
     depthwise    in the usual order PyTorch's own kernels, which take nothing; channels last cuDNN's
 
 cuDNN chooses kernels on the GPU, so this is a description of its choices and not a law: it was drawn from
@@ -46,14 +51,20 @@ IMAGE_TILE, LARGEST_SHARED = 256, 1280  # of an image: values of the weight's gr
 FEW_CHANNELS = 4
 NARROW, NARROW_PRODUCT = 64, 256  # channels in, up to which float32 results are written as they lie
 MANY_POSITIONS = 1 << 18
-# limits beyond which no product is taken for each sample: channels in, samples, weights
-THIN, FEW_SAMPLES, MANY_WEIGHTS = 32, 32, 1 << 18
+# limits beyond which no product is taken for each sample: channels in, samples, weights; but for many
+# weights too where a sample has many positions
+THIN, FEW_SAMPLES, MANY_WEIGHTS, LONG_SAMPLE = 32, 32, 1 << 18, 200
 POSITIONS_OF_A_SHARE = 7168  # at least, in half precision
 BADLY_FILLED = 2 / 3  # of the multiprocessors
 HEAD_BYTES = 16  # before every copy
-DEPTHWISE_IMAGE = 28  # from this side on the input's gradient in float32 goes through transforms
+DEPTHWISE_IMAGE = 28  # from this side on the input's gradient in float32 goes through transforms,
+TRANSFORMED_KERNEL = 5  # for kernels from this side on: 7 x 7 does, 3 x 3 does not
 TRANSFORMED, TRANSFORMED_PER_CHANNEL = 8, 25_880  # values per value of the input, and per channel
 HALF_PER_WEIGHT = 32  # bytes per weight and sample
+# the gradient of a weight of 3 x 3 in float32 that goes through transforms: sides of the image, channels on
+# either side and samples at least, share of its tiles that the weight fills at most
+TRANSFORMED_SIDES = (*range(16, 21), *range(32, 41))
+FEW_TRANSFORMED, MANY_SAMPLES, FILLED = 16, 64, 0.3
 
 Block = int | Formula
 Group = tuple[Block, ...]
@@ -140,17 +151,43 @@ def _weight_gradient(args: Any, num_multiprocessors: int) -> Group:
     if is_product and _is_point(x):
         return ()
     by_sample = x.shape[0] * weight.numel() * 4
-    if is_product and _sums_samples(x, weight):
+    if is_product and _sums_samples(x, weight, num_multiprocessors):
         return (by_sample,)
     multiple = 1 if x.dim() == 5 and x.dtype is not torch.bfloat16 else _load(x)
     num_output = _gradient_elements(gradient, x, weight, transposed)
     at_once = parts(beside=_copied_bytes(x, weight, num_output, multiple=multiple))
     if not _is_half(x) and _is_image(x, weight, transposed) and _is_lean(x, weight, stride, transposed):
         at_once = 0
+    if _is_transformed(args):
+        transformed = _transformed_bytes(x, gradient, weight)
+        return (Formula("either", (x.shape[0], MANY_SAMPLES, _known(at_once), transformed)),)
     if is_product and not _is_half(x) and weight.numel() < MANY_WEIGHTS:
         # thin weights: by sample, unless samples are few
         return (Formula("either", (x.shape[0], FEW_SAMPLES + 1, _known(at_once), by_sample)),)
     return (at_once,) if at_once else ()
+
+
+def _is_transformed(args: Any) -> bool:
+    """Whether many samples have the weight's gradient from Fourier transforms."""
+    x, weight, stride, transposed, groups = args[1], args[2], args[4], args[7], args[9]
+    if x.dtype is not torch.float32 or transposed or groups > 1:
+        return False
+    if (
+        tuple(weight.shape[2:]) != (3, 3)
+        or tuple(stride) != (1, 1)
+        or min(weight.shape[:2]) < FEW_TRANSFORMED
+    ):
+        return False
+    filled = weight.shape[0] * weight.shape[1] / (_num_tiles(weight) * TILE * TILE)
+    return filled <= FILLED and all(side in TRANSFORMED_SIDES for side in x.shape[2:])
+
+
+def _transformed_bytes(x: Tensor, gradient: Tensor, weight: Tensor) -> int:
+    """Return the transforms of both, twice, and a copy of the gradient."""
+    size = 1 << (max(x.shape[2:]) + weight.shape[2] - 2).bit_length()
+    plane = 2 * 2 * size * (size // 2 + 1)
+    num_planes = x.shape[0] * (x.shape[1] + gradient.shape[1])
+    return int((num_planes * plane + gradient.numel()) * x.dtype.itemsize)
 
 
 def _known(block: Block) -> int:
@@ -182,7 +219,7 @@ def _with_partial_sums(
         channels = weight.shape[1] if weight.shape[0] < FEW_CHANNELS else weight.shape[0]
         tiles = math.ceil(channels / TILE) * math.ceil(padded / IMAGE_TILE)
         return num_multiprocessors // tiles * channels * padded * 4 + beside
-    across = math.ceil(weight.shape[0] / TILE) * math.ceil(weight.shape[1] / TILE)
+    across = _num_tiles(weight)
     # in half precision a single tile of 3 x 3 is shared by 13 of 132, not by 14
     spare = 1 if _is_half(x) and taps > 1 and across == 1 else 0
     shares = num_multiprocessors // (across * (taps + spare))
@@ -202,7 +239,8 @@ def _depthwise_backward(x: Tensor, weight: Tensor) -> tuple[Group, Group]:
         return (), ()
     if _is_half(x):
         return (), (x.shape[0] * weight.numel() * HALF_PER_WEIGHT,)
-    if min(x.shape[2:]) >= DEPTHWISE_IMAGE:
+    is_large = min(x.shape[2:]) >= DEPTHWISE_IMAGE
+    if is_large and min(weight.shape[2:]) >= TRANSFORMED_KERNEL:
         return (4 * (TRANSFORMED * x.numel() + TRANSFORMED_PER_CHANNEL * x.shape[1]),), ()
     return (), ()
 
@@ -301,16 +339,22 @@ def _copies_product(x: Tensor, weight: Tensor, *, in_backward: bool = False) -> 
     return min(weight.shape[:2]) >= WIDE or (_is_half(x) and _is_odd(x))
 
 
-def _sums_samples(x: Tensor, weight: Tensor) -> bool:
+def _sums_samples(x: Tensor, weight: Tensor, num_multiprocessors: int) -> bool:
     """Whether the weight gradient is one product per sample, and their sum, even for few samples."""
     if not _is_half(x):
         thin = weight.shape[1] <= THIN or weight.shape[0] % _load(x)
-        return not thin and weight.numel() < MANY_WEIGHTS
+        is_long = math.prod(x.shape[2:]) >= LONG_SAMPLE
+        return not thin and (is_long or weight.numel() < MANY_WEIGHTS)
     if _is_aligned(x):
-        return True
+        return _num_tiles(weight) < num_multiprocessors
     if _is_odd(x):
         return weight.shape[0] >= WIDE_GRADIENT and min(weight.shape[:2]) < WIDE
     return weight.numel() < MANY_WEIGHTS
+
+
+def _num_tiles(weight: Tensor) -> int:
+    """Return the tiles for one position of the kernel."""
+    return math.ceil(weight.shape[0] / TILE) * math.ceil(weight.shape[1] / TILE)
 
 
 def _is_point(x: Tensor) -> bool:

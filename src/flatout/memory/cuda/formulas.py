@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from flatout.ground.units import round_up
-
 ASSUMED_MULTIPROCESSORS = 132  # of an H200, assumed for a GPU whose own are not known
 WARP, MOST_THREADS, THREADS_PER_MULTIPROCESSOR = 32, 512, 2048
 FEWEST_VALUES, MOST_VALUES = 16, 256  # that one thread adds
@@ -31,12 +29,15 @@ class Formula(NamedTuple):
         return FORMULAS[self.name](*self.counts)
 
 
-def partial_sums(num_outputs: int, num_inputs: int, num_multiprocessors: int) -> int:
+def partial_sums(
+    num_outputs: int, num_inputs: int, num_multiprocessors: int, num_in_row: int | None = None
+) -> int:
     """Sum many inputs into few outputs: several blocks share an output and leave partial sums.
 
-    Threads of a block run along the outputs, up to four of them at a time.
+    Threads of a block run along the outputs, up to four of them at a time, where those that lie in one row
+    (all of them, unless a sum goes over a dimension between others) can be divided so.
     """
-    vector = next(size for size in (4, 2, 1) if num_outputs % size == 0)
+    vector = next(size for size in (4, 2, 1) if (num_in_row or num_outputs) % size == 0)
     columns, threads = num_outputs // vector, MOST_THREADS // vector
     width = min(_power_below(columns, threads), WARP)
     height = min(_power_below(num_inputs, threads), threads // width)
@@ -90,7 +91,7 @@ def pieces_of_a_table(count: int, num_rows: int, width: int) -> int:
     """Sum the gradient of an embedding: rows of equal index in pieces, then the pieces."""
     if count <= SORTED_FROM:
         return 0
-    return (count // ROWS_PER_PIECE + min(count, num_rows)) * round_up(width, WARP) * 4
+    return (count // ROWS_PER_PIECE + min(count, num_rows)) * width * 4
 
 
 FORMULAS: Mapping[str, Callable[..., int]] = {

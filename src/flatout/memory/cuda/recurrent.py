@@ -44,7 +44,8 @@ STEPS_FIRST: dict[tuple[str, bool], tuple[float, int]] = {
     ("gru", True): (6.5, 7),
     ("rnn", True): (6.0, 7),
 }
-# stacks in one direction whose input is narrower than their state; they take the input once beside
+# stacks in one direction whose input is narrower than their state; they take the input once beside, and
+# with dropout the output of a layer once
 NARROW = {"lstm": (5.0, 10), "gru": (4.0, 5)}
 ONE_LAYER = {"lstm": (6.0, 11), "gru": (6.0, 5), "rnn": (6.0, 5)}  # padded, in one direction
 PERSISTENT = {"lstm": (22.0, 8), "rnn": (15.0, 6)}
@@ -184,6 +185,7 @@ class _Cudnn(torch.autograd.Function):
             per_unit, per_state = _padded_workspace(kind, *shape, x=x, hidden=hidden, dtype=dtype)
         if is_narrow and is_known:
             per_unit, per_state = NARROW[kind]
+            per_unit += 1 if dropout else 0
         values = (per_unit if train else per_unit - 1) * units + per_state * states[0].numel()
         values += x.numel() if is_narrow and is_known else 0
         values += sum(weight.numel() for weight in weights if weight.dim() > 1)

@@ -162,7 +162,7 @@ class Workspaces:
         if fastest is None or fastest in reduced:
             return ()
         numbers = (x.numel() // max(1, num_inputs), num_inputs, self.num_multiprocessors)
-        return ((Formula("partial sums", numbers),),)
+        return ((Formula("partial sums", (*numbers, _num_in_row(x, reduced))),),)
 
     def _layer_norm_backward(self, args: Any, kwargs: Any) -> tuple[Group, ...]:
         """Return the sums by blocks of rows for weight and bias, then what summing those takes."""
@@ -174,6 +174,16 @@ class Workspaces:
         blocks = Formula("block sums", (*counts, weight.dtype.itemsize, self.num_multiprocessors))
         total = Formula("sums of blocks", (*counts, self.num_multiprocessors))
         return ((*(blocks for wanted in mask[1:] if wanted), total),)
+
+
+def _num_in_row(x: Tensor, reduced: set[int]) -> int:
+    """Return how many outputs of a sum lie in one row: those of dimensions inside every reduced one."""
+    count = 1
+    for dim in sorted((dim for dim in range(x.dim()) if x.shape[dim] > 1), key=x.stride):
+        if dim in reduced:
+            break
+        count *= x.shape[dim]
+    return count
 
 
 def _is_biased_in_one(bias: Tensor, _: Tensor, weight: Tensor) -> bool:

@@ -281,6 +281,57 @@ def test_a_depthwise_backward_that_lies_channels_last_is_cudnn(
     assert any(num_bytes == pytest.approx(measured, rel=1e-4) for num_bytes in found)
 
 
+def test_a_small_depthwise_kernel_is_not_transformed() -> None:
+    """The peaks of a pyramid vision transformer at three batches have no block for it."""
+    x = meta(8, 256, 56, 56, dtype=FULL, channels_last=True)
+    of_input, of_weight = backward(x, meta(256, 1, 3, 3, dtype=FULL), groups=256, gradient=x)
+    assert of_input == of_weight == ()
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_in", "num_out", "side", "measured"),
+    [
+        (64, 64, 64, 16, 75_497_472),
+        (128, 65, 64, 16, 152_109_056),
+        (64, 96, 24, 16, 68_419_584),
+        (64, 96, 24, 32, 265_814_016),
+    ],
+)
+def test_many_samples_have_the_gradient_of_a_small_weight_from_transforms(
+    batch: int, num_in: int, num_out: int, side: int, measured: int
+) -> None:
+    """As recorded of an inner loop, a differential equation and joined features in float32."""
+    x, weight = meta(batch, num_in, side, side, dtype=FULL), meta(num_out, num_in, 3, 3, dtype=FULL)
+    assert backward(x, weight)[1] == (measured,)
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_channels", "side"), [(32, 64, 16), (64, 128, 16), (64, 64, 56), (64, 64, 24), (64, 64, 12)]
+)
+def test_few_samples_large_weights_and_other_sides_are_not_transformed(
+    batch: int, num_channels: int, side: int
+) -> None:
+    x = meta(batch, num_channels, side, side, dtype=FULL)
+    _of_input, (of_weight,) = backward(x, meta(num_channels, num_channels, 3, 3, dtype=FULL))
+    assert of_weight < 4 * x.nbytes  # transforms take more than eight times as much
+
+
+def test_many_weights_are_multiplied_by_sample_where_tiles_are_few_or_samples_long() -> None:
+    """The peaks of a network for speakers, of a ResNet and of one that shuffles channels."""
+    for dtype, channels, shape, by_sample in (
+        (FULL, 1536, (200,), True),
+        (FULL, 1024, (14, 14), False),
+        (BRAIN, 768, (200,), True),
+        (BRAIN, 1536, (200,), False),
+    ):
+        found = backward(
+            meta(64, channels, *shape, dtype=dtype),
+            meta(channels, channels, *(1,) * len(shape), dtype=dtype),
+            padding=0,
+        )[1]
+        assert (found == (64 * channels * channels * 4,)) is by_sample
+
+
 def test_a_depthwise_convolution_in_the_usual_order_takes_nothing() -> None:
     assert backward(meta(8, 64, 56, 56), meta(64, 1, 3, 3), groups=64, bias=True) == ((), (), ())
 
@@ -291,6 +342,7 @@ def test_a_depthwise_convolution_in_the_usual_order_takes_nothing() -> None:
         (HALF, (512, 1599), (512, 512, 3)),  # tiles that the fewer share, the fewer positions there are
         (FULL, (64, 56, 56), (64, 64, 3, 3)),  # written as they lie until there are many
         (FULL, (24, 56, 56), (144, 24, 1, 1)),  # by sample where there are many
+        (FULL, (64, 32, 32), (64, 64, 3, 3)),  # by transforms where there are many
     ],
 )
 def test_what_a_kernel_chooses_by_the_batch_is_the_same_in_a_replay(

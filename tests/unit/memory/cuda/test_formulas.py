@@ -39,8 +39,17 @@ def test_partial_sums_are_whole_rows_of_floats(
     assert num_bytes != 4 * num_outputs  # one block alone leaves its sum at once
 
 
+def test_a_sum_between_other_dimensions_is_divided_by_the_rows_inside_it() -> None:
+    """As recorded of slot attention: 64 times 4096 rows of 7."""
+    assert partial_sums(64 * 7, 4096, 132, 7) == 917_504
+
+
 def test_pieces_of_a_table_are_as_measured() -> None:
     assert pieces_of_a_table(32768, 30522, 768) == 103_827_456
+
+
+def test_pieces_of_a_narrow_table_are_not_padded() -> None:
+    assert pieces_of_a_table(319_488, 780_000, 16) == (31_948 + 319_488) * 16 * 4
 
 
 @pytest.mark.parametrize("count", [1, SORTED_FROM])

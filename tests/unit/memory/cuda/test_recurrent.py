@@ -134,6 +134,19 @@ def test_a_stack_whose_input_is_narrower_takes_less(
     assert min(abs(num_bytes / MIB - measured_mib) for num_bytes in found) < 0.01
 
 
+def test_a_narrow_stack_with_dropout_takes_the_output_of_a_layer_beside() -> None:
+    """The peaks of a forecaster and of a transducer at three batches each have that block."""
+
+    def workspace(dropout: float) -> int:
+        def call() -> None:
+            nn.LSTM(25, 256, num_layers=3, dropout=dropout, batch_first=True)(torch.empty(512, 168, 25))
+
+        _reserve, found, *_ = sorted(under_rules(call).sizes_of(EMPTY), reverse=True)
+        return found
+
+    assert workspace(0.1) - workspace(0.0) == 512 * 168 * 256 * 4
+
+
 def test_evaluation_keeps_no_reserve() -> None:
     made = under_rules(lambda: run(nn.LSTM, False))
     assert 5_243_136 not in made.sizes_of(EMPTY)

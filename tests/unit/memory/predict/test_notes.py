@@ -14,6 +14,7 @@ def test_every_lean_has_a_sentence_with_its_cudnn() -> None:
     assert set(LEANS) == set(Lean.__args__)  # type: ignore[attr-defined]
     for lean in ("convolutions", "recurrent layers", "dropout of recurrent layers"):
         assert "cuDNN 9.19 on an H200" in LEANS[lean]
+    assert "too low" in LEANS["convolutions"]
 
 
 def test_an_assumed_number_of_multiprocessors_is_said() -> None:
