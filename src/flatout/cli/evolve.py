@@ -30,7 +30,9 @@ def evolve(
         "--model", "FOLDER", "A causal language model with its tokenizer, or OWNER/NAME on the Hub."
     ),
     task: str | None = option(
-        "--task", "NAME", "A .jsonl file, package.module:Class, or a name: digit-copy, arithmetic, countdown."
+        "--task",
+        "NAME",
+        "A .jsonl or .csv file, package.module:Class, or a name: digit-copy, arithmetic, countdown.",
     ),
     task_option: list[str] | None = option(
         "--task-option", "KEY=VALUE", "Set an option of the task, such as length=3; repeatable."

@@ -7,7 +7,7 @@ fingerprint   names for weights, models and tokenizers
 meeting       how the processes of a job find each other and agree on a folder
 ranks         this process among the processes of a job, and its device
 log           log.jsonl and TensorBoard curves of a run
-json_lines    files with one JSON object per line
+row_files     files of rows: JSON objects, or a table with named columns
 tensor_files  safetensors files, read and written
 models        a model and its tokenizer from a folder or the Hub, in a dtype that fits the device
 fetch_model   a small real model in a folder, from a package or the Hub

@@ -22,8 +22,8 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from flatout.engines.run.json_lines import read_rows
 from flatout.engines.run.models import has_chat_template, write_chats
+from flatout.engines.run.row_files import read_rows
 from flatout.ground.errors import BadInput
 
 FORMS = (

@@ -40,7 +40,7 @@ class SearchSettings:
     """What `flatout steer search` runs."""
 
     model: str  # a folder with a Hugging Face causal language model and its tokenizer
-    questions: str  # a .jsonl file
+    questions: str  # a .jsonl or .csv file
     out: str | None = None  # the run folder; None: a new one in .flatout/runs
     vectors: str | None = None  # a folder that `flatout steer fit` wrote; None: fitted here
     methods: tuple[str, ...] = ("mean-difference", "pca", "logistic")

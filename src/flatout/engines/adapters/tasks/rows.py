@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
+from flatout.engines.run.row_files import TABLES
 from flatout.engines.run.settings import check_keys
 from flatout.ground.errors import BadInput, NotFetched
 
@@ -26,6 +27,7 @@ Source = Literal["auto", "generated"]
 Kept = TypeVar("Kept")
 SPLITS = ("train", "validation", "test")
 FILE_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
+SUFFIXES = (".jsonl", *TABLES)
 CHOOSING = ("test", "validation", "train")
 VALIDATION_SHARE, TEST_SHARE = 0.1, 0.1
 GENERATED = {"train": 2000, "validation": 200, "test": 200}
@@ -35,8 +37,8 @@ GENERATED = {"train": 2000, "validation": 200, "test": 200}
 class DataOptions:
     """Where the rows of a task come from, and how many of them.
 
-    `path` is a JSONL file (divided into splits by the hash of each row's input), a folder with train.jsonl,
-    validation.jsonl and test.jsonl, or what else the task reads; `validation` and `test` name files of their
+    `path` is a JSONL or CSV file (divided into splits by the hash of each row's input), a folder with
+    train.jsonl, validation.jsonl and test.jsonl (or .csv), or what else the task reads; `validation` and `test` name files of their
     own.  Without `path`, "auto" takes real rows that a package carries, where there is one for this task.
     """
 
@@ -156,14 +158,16 @@ def text_field(row: Mapping[str, Any], *names: str) -> str:
 
 
 def split_files(folder: Path) -> dict[str, Path]:
-    """Find the JSONL file of each split in a folder."""
+    """Find the file of each split in a folder."""
     found = {}
     for split, names in FILE_NAMES.items():
-        paths = [folder / f"{name}.jsonl" for name in names]
+        paths = [folder / f"{name}{suffix}" for name in names for suffix in SUFFIXES]
         if present := [path for path in paths if path.is_file()]:
             found[split] = present[0]
     if "train" not in found:
-        raise BadInput(f"{folder} holds no train.jsonl", hint="name the file to train on train.jsonl")
+        raise BadInput(
+            f"{folder} holds no train.jsonl", hint="name the file to train on train.jsonl, or train.csv"
+        )
     return found
 
 

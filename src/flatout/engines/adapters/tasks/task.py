@@ -34,7 +34,7 @@ from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets, TokenBl
 from flatout.engines.adapters.lora.chunked_loss import IGNORED as IGNORED  # a target that is not there
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.rows import DataOptions, Record, Splits, gather, text_field
-from flatout.engines.run.json_lines import read_rows
+from flatout.engines.run.row_files import read_rows
 from flatout.ground.errors import BadInput
 
 

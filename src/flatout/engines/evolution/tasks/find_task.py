@@ -2,7 +2,7 @@
 
     digit-copy, arithmetic, countdown     generated; nothing else is needed
     gsm8k, translation, prompts           with path=FILE
-    path/to/file.jsonl                    the task is the one with the fields of its first line
+    path/to/file.jsonl, or .csv           the task is the one with the fields of its first row
     my_package.my_task:MyTask             a class of your own; my_task.py:MyTask where it is a file
     a name of an installed package        an entry point of the group flatout.evolution_tasks
 
@@ -14,7 +14,6 @@ takes it by name, too (see `rewards.given`).
 from __future__ import annotations
 
 import dataclasses
-import json
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,6 +29,7 @@ from flatout.engines.evolution.tasks.jsonl import FileTask
 from flatout.engines.evolution.tasks.prompt_file import PromptFile
 from flatout.engines.evolution.tasks.task import EvolutionTask, running, title_of
 from flatout.engines.evolution.tasks.translation import SentenceTranslation
+from flatout.engines.run.row_files import first_row
 from flatout.ground.errors import BadInput, near_hint
 from flatout.ground.user_code import import_named, load_plugins, make_importable
 
@@ -50,7 +50,7 @@ def find_task(name_or_path: str | Path, **options: Any) -> EvolutionTask:
     elif (path := Path(name_or_path)).is_file():
         task, options = _task_of(path, tasks), {"path": path, **options}
     else:
-        known = (*tasks, "a .jsonl file", "or package.module:Class")
+        known = (*tasks, "a .jsonl or .csv file", "or package.module:Class")
         raise BadInput(
             f"there is no task {name!r}, nor a file of this name", hint=near_hint(name, tasks, known)
         )
@@ -140,25 +140,15 @@ def _checked(found: object, name: str) -> type[Any]:
 
 
 def _task_of(path: Path, tasks: Mapping[str, type[Any]]) -> type[FileTask]:
-    """Find the task whose fields the first line of a file has."""
+    """Find the task whose fields the first row of a file has."""
     of_files = [task for task in tasks.values() if issubclass(task, FileTask)]
     shapes = ", or with ".join(f"{' and '.join(task.fields)} ({task.name})" for task in of_files)
-    number, first = 1, ""
-    try:
-        with path.open(encoding="utf-8-sig") as file:
-            number, first = next(((n, line) for n, line in enumerate(file, start=1) if line.strip()), (1, ""))
-        if not first:
-            raise BadInput(f"{path} is empty", hint=f"give lines with {shapes}")
-        record = json.loads(first)
-    except (OSError, ValueError, RecursionError) as error:
-        raise BadInput(
-            f"{path}:{number} is not a JSON object: {error}", hint=f"give lines with {shapes}"
-        ) from error
+    place, record = first_row(path, hint=f"give lines with {shapes}")
     for task in of_files:
         if isinstance(record, dict) and set(task.fields) <= set(record):
             return task
     found = ", ".join(record) if isinstance(record, dict) else type(record).__name__
-    raise BadInput(f"{path}:{number} has {found}: it fits no task", hint=f"give lines with {shapes}")
+    raise BadInput(f"{place} has {found}: it fits no task", hint=f"give lines with {shapes}")
 
 
 def _option(task: Any, key: str, value: Any) -> Any:

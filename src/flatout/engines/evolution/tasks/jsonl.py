@@ -1,4 +1,4 @@
-"""Prompts from a file with one JSON object per line.
+"""Prompts from a file with a row for each.
 
 A file is read and checked once, when its task is made.  Held-out prompts come from the same file or from a
 second one; a prompt that is in both is left out of training.
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from flatout.engines.evolution.rewards.kinds import Reward, check_answer
 from flatout.engines.evolution.tasks.task import Prompt, Split, ordered_prompts, split_of
-from flatout.engines.run.json_lines import read_rows
+from flatout.engines.run.row_files import read_rows
 from flatout.ground.errors import BadInput
 
 Fields = Mapping[str, Any]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from flatout.engines.adapters.tasks import rows
 from flatout.engines.adapters.tasks.known import known_tasks, task_named
 from flatout.engines.adapters.tasks.rows import DataOptions, Splits
-from flatout.engines.run.json_lines import read_rows
+from flatout.engines.run.row_files import read_rows
 from flatout.ground.errors import BadInput
 
 
@@ -67,6 +67,8 @@ def test_the_files_of_a_folder_by_their_split(tmp_path: Path) -> None:
         "validation": "dev.jsonl",
         "test": "test.jsonl",
     }
+    (tmp_path / "test.jsonl").rename(tmp_path / "test.csv")
+    assert rows.split_files(tmp_path)["test"].name == "test.csv"
     (tmp_path / "train.jsonl").unlink()
     with pytest.raises(BadInput, match=r"holds no train\.jsonl"):
         rows.split_files(tmp_path)

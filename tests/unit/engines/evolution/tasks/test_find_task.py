@@ -16,6 +16,7 @@ from flatout.engines.evolution.tasks.countdown import Countdown
 from flatout.engines.evolution.tasks.digit_copy import DigitCopy
 from flatout.engines.evolution.tasks.find_task import GROUP, find_task, known_tasks
 from flatout.engines.evolution.tasks.gsm8k import Gsm8k
+from flatout.engines.evolution.tasks.prompt_file import PromptFile
 from flatout.engines.evolution.tasks.translation import SentenceTranslation
 from flatout.ground.errors import BadInput
 
@@ -51,6 +52,16 @@ def test_files_by_their_fields(files: Path) -> None:
     assert isinstance(task, SentenceTranslation) and task.reward == ExactMatch()
 
 
+def test_a_table_is_a_file_of_prompts(tmp_path: Path) -> None:
+    path = tmp_path / "sums.csv"
+    path.write_text("prompt,total\n" + "".join(f"{n}+{n}=,{2 * n}\n" for n in range(40)))
+    task = find_task(path, reward="numeric")
+    assert isinstance(task, PromptFile)
+    prompt = task.prompts("heldout", epoch=0, count=1, seed=0)[0]
+    assert prompt.text is not None and task.reward(prompt.answer["total"], prompt.answer) == 1.0
+    assert int(prompt.answer["total"]) == 2 * int(prompt.text.split("+")[0])
+
+
 def test_files_by_name_and_path(files: Path) -> None:
     path = str(files / "problems.jsonl")
     task = find_task("gsm8k", path=path, max_new_tokens="32", reward="format:####")
@@ -70,8 +81,8 @@ def test_files_by_name_and_path(files: Path) -> None:
         ("gsm8k", {"path": "absent.jsonl"}, "absent.jsonl does not exist"),
         ("gsm8k", {"_train": ()}, "no option '_train'"),
         ("other.jsonl", {}, "other.jsonl:2 has text, label: it fits no task.*question and answer"),
-        ("list.jsonl", {}, "list.jsonl:1 has list"),
-        ("broken.jsonl", {}, "broken.jsonl:2 is not a JSON object"),
+        ("list.jsonl", {}, "list.jsonl, item 1 has int"),
+        ("broken.jsonl", {}, "broken.jsonl:2 is not JSON"),
         ("empty.jsonl", {}, "empty.jsonl is empty"),
     ],
 )

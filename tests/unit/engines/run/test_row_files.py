@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from flatout.engines.run.json_lines import read_rows
+from flatout.engines.run.row_files import first_row, read_rows
 from flatout.ground.errors import BadInput
 
 
@@ -73,3 +73,31 @@ def test_one_list_of_objects_is_read_too(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(BadInput, match=said):
             questions(path)
+
+
+def test_a_table_is_rows_by_its_first_line(tmp_path: Path) -> None:
+    path = tmp_path / "f.csv"
+    path.write_bytes('\ufeffq, more\r\n"one, ""1""\r\nline",2\r\n\r\nthree,\r\n'.encode())
+    assert read_rows(path, read=dict) == [{"q": 'one, "1"\nline', "more": "2"}, {"q": "three", "more": ""}]
+    assert first_row(path) == (f"{path}:2", {"q": 'one, "1"\nline', "more": "2"})
+    path = tmp_path / "f.TSV"
+    path.write_text("q\tmore\none, two\t3\n")
+    assert questions(path) == ["one, two"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("q,more\n", "f.csv is empty"),
+        ("q,more\nx,1\n\nx\n", "f.csv:4 has 1 cells, and the table 2 columns"),
+        ('q,more\n"x\ny",1\none, two,3\n', "f.csv:4 has 3 cells.*in quotes"),
+        ("q,q\nx,1\n", "f.csv:1 names the columns 'q', 'q'"),
+        ('q\nx\n"half\n', "f.csv:3 is not a row of a table"),
+        ("q\nbad\n", "f.csv:2: q is bad"),
+    ],
+)
+def test_a_bad_row_of_a_table_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "f.csv"
+    path.write_text(text)
+    with pytest.raises(BadInput, match=said):
+        questions(path)
