@@ -122,8 +122,8 @@ def test_two_nodes_arrive_where_one_process_does(model: Path, whole: dict[str, A
     assert same(last(out), whole)
     (said,) = [node.stdout for node in nodes if node.stdout]
     assert sum(node.stderr.count("epoch 6 ") for node in nodes) == 1
-    # Nothing but rewards travels: 16 members, 4 prompts and the number of tokens, in each epoch.
-    assert json.loads(said)["sent_bytes"] == {"rewards": EPOCHS * (16 * 4 + 1) * 8}
+    # Nothing but rewards travels: 16 members, 4 prompts, the numbers of tokens and failures, in each epoch.
+    assert json.loads(said)["sent_bytes"] == {"rewards": EPOCHS * (16 * 4 + 2) * 8}
     assert not list(out.glob(".*"))
 
 

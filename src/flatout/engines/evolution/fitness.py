@@ -10,7 +10,7 @@ did better than the others *on the same prompt*.  Then:
     sign       +1 and -1 for the better and the worse of an antithetic pair (members 2k and 2k + 1)
 
 All of them sum to zero over the members, ignore a constant added to all rewards of a prompt, and are zero,
-never NaN, where the rewards say nothing.  A failed reward is NaN: it is left out of its prompt's mean and
+never NaN, where the rewards say nothing.  A missing reward is NaN: it is left out of its prompt's mean and
 counts as average for its member.  A member without any reward has fitness 0.
 
 Sums are float64, so that members with equal rewards come out equal; the result is float32.
@@ -41,7 +41,7 @@ def reward_matrix(
     num_members: int,
     num_prompts: int,
 ) -> Tensor:
-    """Arrange scores of rows, in any order, as rewards [members, prompts]; NaN where a row failed.
+    """Arrange scores of rows, in any order, as rewards [members, prompts]; NaN where a row has none.
 
     Each row names its member and prompt.  Reshaping a flat list would be right for one order of rows only;
     in any other, members would silently get each other's rewards.
@@ -64,11 +64,16 @@ def reward_matrix(
     return rewards_MP
 
 
-def refuse_all_failed(rewards_MP: Tensor, *, why: object) -> None:
-    """Raise BadInput where no row has a reward: such a run would take hours to learn nothing."""
+def refuse_no_reward(rewards_MP: Tensor, *, num_failed: int, failure: object | None) -> None:
+    """Raise BadInput where no row has a reward: such a run would take hours to learn nothing.
+
+    `failure` is one of those of this rank, if it has any.
+    """
     if bool(rewards_MP.isnan().all()):
+        found = f"{num_failed} failed" if num_failed else "the reward is None for each"
+        why = "" if failure is None else f": {failure}"
         raise BadInput(
-            f"all {rewards_MP.numel()} rewards of the first epoch failed: {why}",
+            f"none of the {rewards_MP.numel()} rows of the first epoch has a reward: {found}{why}",
             hint="fix the reward and run the same command with --resume",
         )
 
@@ -80,14 +85,14 @@ def shape(rewards_MP: Tensor, *, how: Shaping = "centred") -> Tensor:
     if how not in _SHAPINGS:
         raise BadInput(f"there is no fitness shaping {how!r}", hint=f"known: {', '.join(get_args(Shaping))}")
     if torch.isinf(rewards_MP).any():
-        raise ValueError("a reward is infinite; a failed one is NaN")
+        raise ValueError("a reward is infinite; a missing one is NaN")
     if not rewards_MP.numel():
         return torch.zeros(len(rewards_MP), device=rewards_MP.device)
     return _SHAPINGS[how](rewards_MP.to(torch.float64)).to(torch.float32)
 
 
 def centred_rewards(rewards_MP: Tensor) -> Tensor:
-    """Subtract the mean of each prompt; 0 where a reward failed, and where only rounding is left."""
+    """Subtract the mean of each prompt; 0 where there is no reward, and where only rounding is left."""
     valid_MP = ~torch.isnan(rewards_MP)
     known_MP = rewards_MP.nan_to_num(nan=0.0)
     mean_P = known_MP.sum(dim=0) / valid_MP.sum(dim=0).clamp(min=1)

@@ -41,13 +41,13 @@ MOST_FALSE_STARTS = 3  # in a row, before the remaining rows fail
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardScores:
-    """A score per row, None where it failed, and the failures in the order of their rows."""
+    """A score per row, None without one, and those of them that failed, in the order of their rows."""
 
     values: tuple[float | None, ...]
     failures: tuple[Failure, ...]
 
     @classmethod
-    def of(cls, scores: Sequence[float | Failure]) -> RewardScores:
+    def of(cls, scores: Sequence[float | Failure | None]) -> RewardScores:
         """Separate scores from failures, in the order of their rows."""
         return cls(
             values=tuple(None if isinstance(score, Failure) else score for score in scores),
@@ -56,7 +56,7 @@ class RewardScores:
 
     @property
     def mean(self) -> float | None:
-        """The mean over the rows whose reward could be computed; None without any."""
+        """The mean over the rows that have a reward; None without any."""
         known = [value for value in self.values if value is not None]
         return sum(known) / len(known) if known else None
 
@@ -293,14 +293,14 @@ class _Scoring:
             _Chunk(rows=whole[start : start + size], together=together) for start in whole[::size]
         )
         self.num_false_starts = 0
-        self._scores: dict[int, float | Failure] = {}
+        self._scores: dict[int, float | Failure | None] = {}
 
     @property
     def is_finished(self) -> bool:
         return len(self._scores) == len(self.rows)
 
-    def settle(self, row: int, score: float | Failure) -> None:
-        """Record a row's score, or why it has none."""
+    def settle(self, row: int, score: float | Failure | None) -> None:
+        """Record a row's score, that it has none, or why it failed."""
         self._scores[row] = dataclasses.replace(score, index=row) if isinstance(score, Failure) else score
         self.num_false_starts = 0
 

@@ -42,8 +42,8 @@ class Failure:
         return f"row {self.index} {self.kind}: {self.message}"
 
 
-def score_row(reward: Reward, row: Row, *, index: int) -> float | Failure:
-    """Call a reward once; return a finite number, or why there is none."""
+def score_row(reward: Reward, row: Row, *, index: int) -> float | Failure | None:
+    """Call a reward once; return a finite number, None if it is not for this row, or why it failed."""
     try:
         value = reward(*row)
     except NotOnePerRow as error:
@@ -53,7 +53,9 @@ def score_row(reward: Reward, row: Row, *, index: int) -> float | Failure:
     return _checked(value, index=index)
 
 
-def _checked(value: object, *, index: int) -> float | Failure:
+def _checked(value: object, *, index: int) -> float | Failure | None:
+    if value is None:
+        return None
     try:
         number = float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, RuntimeError):
@@ -99,7 +101,7 @@ def serve(pipe: Connection, under_way: Any) -> None:
                 _score_one_by_one(reward, rows, pipe, under_way)
 
 
-def _scored_together(reward: Reward, rows: list[Row]) -> list[float | Failure] | None:
+def _scored_together(reward: Reward, rows: list[Row]) -> list[float | Failure | None] | None:
     """Score all rows in one call; None where it fails, and calls for single rows find the culprit."""
     if not isinstance(reward, RewardOfRows):
         return None
@@ -115,7 +117,7 @@ def _scored_together(reward: Reward, rows: list[Row]) -> list[float | Failure] |
 
 
 def _score_one_by_one(reward: Reward, rows: list[Row], pipe: Connection, under_way: Any) -> None:
-    scores: list[float | Failure] = []
+    scores: list[float | Failure | None] = []
     sent_s = time.monotonic()
     for index, row in enumerate(rows):
         began_s = time.monotonic()

@@ -96,20 +96,21 @@ class Answers:
     def __exit__(self, *_: object) -> None:
         self._pool.close()
 
-    def of_members(self) -> tuple[Tensor, int]:
-        """Return the rewards [members, prompts] of this epoch, and the tokens that all ranks generated."""
+    def of_members(self) -> tuple[Tensor, int, int]:
+        """Return the rewards [members, prompts] of this epoch; the tokens and the failures of all ranks."""
         settings = self._settings
         prompts = self._prompts(epoch=self._es.epoch, count=settings.prompts)
         ids = self._encoded(prompts)
-        # Rewards and, behind them, the number of tokens: one message.
-        gathered = torch.zeros(settings.population * len(prompts) + 1, dtype=torch.float64)
-        rewards = gathered[:-1].view(settings.population, len(prompts))
+        # Rewards and, behind them, the numbers of tokens and of failures: one message.
+        gathered = torch.zeros(settings.population * len(prompts) + 2, dtype=torch.float64)
+        rewards = gathered[:-2].view(settings.population, len(prompts))
         for chunk in self.schedule.of_rank(self._ranks.rank, num_ranks=self._ranks.num_ranks):
             done = self._generate(ids, members=chunk)
-            gathered[-1] += sum(len(each.tokens) for row in done for each in row)
-            rewards[chunk.start : chunk.stop] = self._rewards(prompts, done)
+            gathered[-2] += sum(len(each.tokens) for row in done for each in row)
+            rewards[chunk.start : chunk.stop], num_failed = self._rewards(prompts, done)
+            gathered[-1] += num_failed
         gathered = self._ranks.gather(gathered, what="rewards")
-        return gathered[:-1].view_as(rewards), int(gathered[-1])
+        return gathered[:-2].view_as(rewards), int(gathered[-2]), int(gathered[-1])
 
     def held_out(self) -> tuple[float | None, tuple[ShownAnswer, ...]]:
         """Return the mean reward of the held-out prompts, and some completions with their rewards.
@@ -150,17 +151,18 @@ class Answers:
             )
         )
 
-    def _rewards(self, prompts: Sequence[Prompt], done: list[list[Completion]]) -> Tensor:
-        """Return the rewards of one chunk [members, prompts]; each row says whose it is."""
+    def _rewards(self, prompts: Sequence[Prompt], done: list[list[Completion]]) -> tuple[Tensor, int]:
+        """Return the rewards of one chunk [members, prompts], and how many failed; rows name theirs."""
         rows = [(member, place, each) for member, row in enumerate(done) for place, each in enumerate(row)]
         scores = self._scored([prompts[place] for _, place, _ in rows], [each for _, _, each in rows])
-        return fitness.reward_matrix(
+        matrix = fitness.reward_matrix(
             scores.values,
             member_of_row=[member for member, _, _ in rows],
             prompt_of_row=[place for _, place, _ in rows],
             num_members=len(done),
             num_prompts=len(prompts),
         )
+        return matrix, len(scores.failures)
 
     def _scored(self, prompts: Sequence[Prompt], done: Sequence[Completion]) -> RewardScores:
         scores = score_texts(self._pool, self._texts, prompts, done)

@@ -20,7 +20,7 @@ NO_CURVES = ("epoch", "epochs", "statistics", "samples", "perturbed", "frozen")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownAnswer:
-    """What the weights answered to a held-out prompt; a reward of None failed."""
+    """What the weights answered to a held-out prompt; a reward of None: it failed, or does not apply."""
 
     prompt: str
     completion: str

@@ -282,9 +282,9 @@ class Trainer:
         settings, es = self.settings, self.es
         began_s = time.perf_counter()
         es.sigma, es.lr = sigma, lr = steps_at(settings, es.epoch)
-        rewards, num_tokens = self.answers.of_members()
+        rewards, num_tokens, num_failed = self.answers.of_members()
         if self._last is None:
-            fitness.refuse_all_failed(rewards, why=self.answers.last_failure)
+            fitness.refuse_no_reward(rewards, num_failed=num_failed, failure=self.answers.last_failure)
         with self._interrupts.held():  # keep the update and its record together
             statistics = es.tell(rewards, cosine=(es.epoch + 1) % settings.cosine_every == 0)
             wait_for(self.ranks.device)
@@ -298,7 +298,7 @@ class Trainer:
                 rewards_per_s=rewards.numel() / epoch_s,
                 tokens_per_s=tokens_per_s,
                 plain_share=tokens_per_s / plain_rate if plain_rate else None,
-                failed_rows=statistics.reward_failures,
+                failed_rows=num_failed,
                 sigma=sigma,
                 lr=lr,
                 sent_bytes=self._sent_bytes(),

@@ -152,10 +152,15 @@ def test_what_is_no_reward_is_said(given: Any, message: str) -> None:
         as_reward(given)
 
 
-def test_a_row_that_is_for_no_reward_or_not_finite_fails_alone() -> None:
-    found = _scored_together(as_reward(near), [("7", FACTS), ("", FACTS)])
-    assert found is not None and found[0] == -3
-    assert isinstance(found[1], Failure) and "None" in found[1].message
+def test_a_row_that_is_for_no_reward_has_none_and_one_that_is_not_finite_fails_alone() -> None:
+    assert _scored_together(as_reward(near), [("7", FACTS), ("", FACTS)]) == [-3, None]
+    found = _scored_together(as_reward(not_finite), [("7", FACTS), ("", FACTS)])
+    assert found is not None and found[0] == 7
+    assert isinstance(found[1], Failure) and "not finite" in found[1].message
+
+
+def not_finite(completions: list[str], **_: Any) -> list[float]:
+    return [float(text or "nan") for text in completions]
 
 
 def returns_a_text(completions: list[str], **_: Any) -> str:

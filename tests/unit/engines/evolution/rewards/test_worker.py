@@ -32,7 +32,11 @@ def test_whatever_is_a_number_is_a_score(value: object) -> None:
     assert score_row(Value(value), ("", {}), index=0) == float(value)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("value", [None, "good", math.nan, math.inf, torch.ones(2), [1.0]])
+def test_none_says_that_the_reward_is_not_for_the_row() -> None:
+    assert score_row(Value(None), ("", {}), index=0) is None  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", ["good", math.nan, math.inf, torch.ones(2), [1.0]])
 def test_whatever_is_not_finite_is_a_failure(value: object) -> None:
     failure = score_row(Value(value), ("", {}), index=3)
     assert isinstance(failure, Failure) and failure.index == 3 and failure.kind == "invalid"

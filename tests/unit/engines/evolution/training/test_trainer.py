@@ -316,7 +316,7 @@ def test_a_reward_that_raises_costs_its_rows_and_is_told(
 
 def test_a_reward_that_always_raises_ends_the_run_at_once(tmp_path: Path) -> None:
     seen, notes = [], []
-    with pytest.raises(BadInput, match=r"all 64 rewards of the first epoch failed: .*TypeError"):
+    with pytest.raises(BadInput, match=r"none of the 64 rows .* has a reward: 64 failed: .*TypeError"):
         # a text divided by a mapping
         evolve(rewarded(tmp_path, "operator:truediv"), on_event=seen.append, on_progress=notes.append)
     assert [record.epoch for record in seen] == [0]
@@ -324,9 +324,29 @@ def test_a_reward_that_always_raises_ends_the_run_at_once(tmp_path: Path) -> Non
     assert sum("rewards failed" in note for note in notes) > 1, notes  # of the held-out prompts too
 
 
+def test_a_reward_that_is_not_for_every_row_does_not_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "some_rewards.py").write_text(
+        "def of_some(completions, answer):\n"
+        "    return [len(c) if int(a) % 2 else None for c, a in zip(completions, answer)]\n"
+        "def of_none(completion, answer):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    seen, notes = [], []
+    evolve(rewarded(tmp_path, "some_rewards:of_some"), on_event=seen.append, on_progress=notes.append)
+    last = seen[-1]
+    assert last.failed_rows == 0 and last.reward_train is not None
+    assert 0 < last.statistics["reward_failures"] < 16 * 4  # rows without a reward
+    assert not any("failed" in note for note in notes), notes
+    none = {**rewarded(tmp_path, "some_rewards:of_none"), "out": str(tmp_path / "none")}
+    with pytest.raises(BadInput, match=r"none of the 64 rows .* has a reward: the reward is None for each"):
+        evolve(none)
+
+
 def test_a_run_resumed_with_another_reward_shows_the_reward_it_has(tmp_path: Path) -> None:
     settings = rewarded(tmp_path, "operator:truediv")
-    with pytest.raises(BadInput, match="all 64 rewards of the first epoch failed"):
+    with pytest.raises(BadInput, match="none of the 64 rows of the first epoch has a reward"):
         evolve(settings)
     out, options = tmp_path / "run", {"reward": "numeric"}
     evolve({**settings, "task_options": options}, resume=True)
