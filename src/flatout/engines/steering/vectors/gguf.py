@@ -7,6 +7,7 @@ tensors and other architectures are refused.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ VERSION = 3
 ALIGNMENT = 32
 ARCHITECTURE = "controlvector"
 PREFIX = "direction."
+LAYER = re.compile("[0-9]{1,6}")
 
 UINT32, STRING, ARRAY = 4, 8, 9
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -74,12 +76,14 @@ def _read(cursor: _Cursor, path: Path) -> tuple[dict[int, Tensor], str | None]:
     listed = [
         (cursor.string(), cursor.shape(), cursor.take("I"), cursor.take("Q")) for _ in range(num_tensors)
     ]
-    alignment = int(pairs.get("general.alignment", ALIGNMENT))
+    alignment = pairs.get("general.alignment", ALIGNMENT)
+    if not isinstance(alignment, int) or alignment < 1:
+        raise BadInput(f"{path} is cut or damaged: its tensors are aligned to {str(alignment)[:60]!r}")
     start = round_up(cursor.at, alignment)
     directions = {}
     for name, shape, kind, offset in listed:
         layer = name.removeprefix(PREFIX)
-        if len(shape) != 1 or kind not in TYPES or not layer.isdigit():
+        if len(shape) != 1 or not shape[0] or kind not in TYPES or not LAYER.fullmatch(layer):
             raise BadInput(f"{path}: tensor {name!r} of shape {shape} is not a plain direction of a layer")
         cursor.at = start + offset
         values = cursor.take(f"{shape[0] * TYPES[kind].itemsize}s")
@@ -114,6 +118,8 @@ class _Cursor:
             return self.string()
         if kind == ARRAY:
             inner, count = self.take("I"), self._count(self.take("Q"))
+            if inner == ARRAY:
+                raise struct.error("an array of arrays")
             return [self.value(inner) for _ in range(count)]
         if kind not in SCALARS:
             raise struct.error(f"a value of unknown type {kind}")

@@ -115,3 +115,33 @@ def test_a_cut_file_is_refused_at_any_length(tmp_path_factory: pytest.TempPathFa
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be read"):
         read_control_vector(tmp_path / "absent.gguf")
+
+
+def damaged(*, extra: bytes = b"", layer: str = "5", values: int = 2) -> bytes:
+    """A file with one more pair, or with another tensor."""
+    head = b"GGUF" + struct.pack("<IQQ", 3, 1, 2 if extra else 1)
+    head += string("general.architecture") + struct.pack("<I", 8) + string("controlvector") + extra
+    return head + string(f"direction.{layer}") + struct.pack("<IQIQ", 1, values, 0, 0) + bytes(64)
+
+
+def aligned_to(kind: int, value: bytes) -> bytes:
+    return string("general.alignment") + struct.pack("<I", kind) + value
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (damaged(extra=aligned_to(4, struct.pack("<I", 0))), "aligned to '0'"),
+        (damaged(extra=aligned_to(5, struct.pack("<i", -8))), "aligned to '-8'"),
+        (damaged(extra=aligned_to(6, struct.pack("<f", float("nan")))), "aligned to 'nan'"),
+        (damaged(extra=aligned_to(8, string("much"))), "aligned to 'much'"),
+        (damaged(extra=string("deep") + struct.pack("<I", 9) + struct.pack("<IQ", 9, 1) * 5000), "of arrays"),
+        (damaged(values=0), "not a plain direction"),
+        (damaged(layer="²"), "not a plain direction"),
+        (damaged(layer="1" * 5000), "not a plain direction"),
+    ],
+)
+def test_a_damaged_file_is_refused_in_one_line(tmp_path: Path, content: bytes, said: str) -> None:
+    (tmp_path / "v.gguf").write_bytes(content)
+    with pytest.raises(BadInput, match=said):
+        read_control_vector(tmp_path / "v.gguf")
