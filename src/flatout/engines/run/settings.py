@@ -161,7 +161,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise BadInput(f"no settings file at {path}", hint="check the path") from None
     except (OSError, UnicodeDecodeError, YAMLError) as error:
-        raise BadInput(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+        raise BadInput(
+            f"{path} cannot be read: {' '.join(str(error).split())}", hint="a settings file is a YAML table"
+        ) from error
     if not isinstance(found or {}, dict):
         raise BadInput(f"{path} holds a {type(found).__name__}", hint="write a table of keys and values")
     return found or {}

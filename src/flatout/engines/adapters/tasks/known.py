@@ -44,10 +44,15 @@ def task_named(name: str, *, folder: Path | None = None, **settings: Any) -> Ada
     tasks = known_tasks(folder)
     if name not in tasks:
         raise BadInput(f"there is no task {name!r}", hint=near_hint(name, sorted(tasks)))
-    try:
-        return tasks[name](**settings)
-    except TypeError as error:
-        raise BadInput(f"{name} cannot take {', '.join(settings)}: {error}") from error
+    known = inspect.signature(tasks[name]).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+    for key in settings:
+        if key not in known and not takes_any:
+            raise BadInput(
+                f"the task {name} has no setting {key!r}",
+                hint=near_hint(key, known) if known else f"{name} has none: omit settings",
+            )
+    return tasks[name](**settings)
 
 
 @contextmanager

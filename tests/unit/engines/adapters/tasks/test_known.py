@@ -168,5 +168,7 @@ def test_a_name_that_is_none() -> None:
 
 def test_a_setting_that_is_none() -> None:
     assert getattr(task_named("code", max_target_length=9), "max_target_length", None) == 9
-    with pytest.raises(BadInput, match="sentiment cannot take loudness"):
+    with pytest.raises(BadInput, match=r"classification has no setting 'lables' \(did you mean labels\?"):
+        task_named("classification", lables=["a", "b"])
+    with pytest.raises(BadInput, match=r"sentiment has no setting 'loudness' \(sentiment has none"):
         task_named("sentiment", loudness=3)
