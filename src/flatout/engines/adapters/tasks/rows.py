@@ -38,8 +38,9 @@ class DataOptions:
     """Where the rows of a task come from, and how many of them.
 
     `path` is a JSONL or CSV file (divided into splits by the hash of each row's input), a folder with
-    train.jsonl, validation.jsonl and test.jsonl (or .csv), or what else the task reads; `validation` and `test` name files of their
-    own.  Without `path`, "auto" takes real rows that a package carries, where there is one for this task.
+    train.jsonl, validation.jsonl and test.jsonl (or .csv), or what else the task reads; `validation` and
+    `test` name files of their own.  Without `path`, "auto" takes real rows that a package carries, where
+    there is one for this task.
     """
 
     path: Path | None = None
