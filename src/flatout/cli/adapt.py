@@ -274,11 +274,12 @@ def _show_evaluation(found: Evaluation, page: Path) -> None:
     titles = [*ROUTINGS, *(["heads only"] if heads else [])]
     typer.echo(f"{'task':<18}{'metric':<16}" + "".join(f"{title:>12}" for title in titles))
     for task in found.tasks:
-        values = [found.score(task, routing) for routing in ROUTINGS]
-        if heads:
-            values.append(found.heads_only_score(task))
-        cells = "".join(f"{show(value, '{:.1f}'):>12}" for value in values)
-        typer.echo(f"{task:<18}{found.metrics[task]:<16}{cells}")
+        for place, name in enumerate(found.score_names(task)):
+            values = [found.score(task, routing, name=name) for routing in ROUTINGS]
+            if heads:
+                values.append(found.heads_only_score(task, name=name))
+            cells = "".join(f"{show(value, '{:.1f}'):>12}" for value in values)
+            typer.echo(f"{'' if place else task:<18}{name:<16}{cells}")
     if found.routing is not None:
         typer.echo(f"routing accuracy {show_share(found.routing.accuracy_share)}")
     for note in found.notes:

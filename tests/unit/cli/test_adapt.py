@@ -77,6 +77,9 @@ def test_evaluate_shows_a_table_and_writes_a_page(run: Path, tmp_path: Path) -> 
     assert header[:4] == ["task", "metric", "oracle", "routed"]
     assert "routing accuracy" in answer.stdout and page.exists()
     found = document("evaluate", run, "--rows", 3)
+    oracle = next(each["by_task"]["sentiment"] for each in found["scores"] if each["routing"] == "oracle")
+    shown = [line[18:].split()[:2] for line in answer.stdout.splitlines()[1:3]]  # every score of a task
+    assert shown == [[name, f"{oracle[name]:.1f}"] for name in ("accuracy", "macro_f1")]
     assert found["format"] == "flatout-adapters-evaluation" and found["num_rows"]["sentiment"] == 3
 
 

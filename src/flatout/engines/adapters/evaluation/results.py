@@ -115,17 +115,27 @@ class Evaluation:
     notes: tuple[str, ...] = field(default=())
     classes: dict[str, dict[str, ClassScore]] = field(default_factory=dict)  # by task that has some
 
-    def score(self, task: str, routing: RoutingName, *, adapter: str | None = None) -> float | None:
-        """Return a task's metric; "single" without an adapter takes the one that is best on average."""
+    def score_names(self, task: str) -> list[str]:
+        """List the scores of a task, its metric first."""
+        found = (name for each in self.scores for name in each.by_task.get(task, {}))
+        return list(dict.fromkeys((self.metrics[task], *found)))
+
+    def score(
+        self, task: str, routing: RoutingName, *, adapter: str | None = None, name: str | None = None
+    ) -> float | None:
+        """Return a task's score of this name, by default its metric.
+
+        "single" without an adapter takes the one whose metrics are best on average.
+        """
         if routing == "single" and adapter is None:
             adapter = self.best_single
         for each in self.scores:
             if each.routing == routing and (routing != "single" or each.adapter == adapter):
-                return each.by_task.get(task, {}).get(self.metrics[task])
+                return each.by_task.get(task, {}).get(name or self.metrics[task])
         return None
 
-    def heads_only_score(self, task: str) -> float | None:
-        return (self.heads_only or {}).get(task, {}).get(self.metrics[task])
+    def heads_only_score(self, task: str, *, name: str | None = None) -> float | None:
+        return (self.heads_only or {}).get(task, {}).get(name or self.metrics[task])
 
     @property
     def adapters(self) -> tuple[str, ...]:
