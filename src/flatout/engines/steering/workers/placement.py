@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flatout.engines.run.models import DTypeOrAuto, choose_dtype
+from flatout.engines.run.models import DTypeOrAuto, choose_dtype, find_model
 from flatout.engines.run.tensor_files import open_tensors
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput, BatchDoesNotFit
@@ -63,11 +63,11 @@ class Placement:
 def place_model(
     folder: Path, *, device: str = "auto", dtype: DTypeOrAuto = "auto", workers: int | None = None
 ) -> Decision[Placement]:
-    """Place the replicas of a model folder on the GPUs of this machine, or on its CPU."""
+    """Place the replicas of a model, of a folder or the Hub, on the GPUs of this machine, or on its CPU."""
     from flatout.hardware.nvml import read_gpus
 
     gpus = [] if device == "cpu" else list_gpus(read_gpus())
-    needed = count_weights_bytes(folder, dtype=dtype, gpus=gpus)
+    needed = count_weights_bytes(find_model(folder, extra="steering"), dtype=dtype, gpus=gpus)
     return place_replicas(weights_bytes=needed, gpus=gpus, workers=workers, device=device)
 
 
