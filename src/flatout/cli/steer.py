@@ -26,7 +26,9 @@ steer = typer.Typer(rich_markup_mode=None, no_args_is_help=True)
 Questions = Annotated[
     str, typer.Argument(metavar="QUESTIONS", help="JSON lines, each with a question and its two answers.")
 ]
-Model = Annotated[str, flag("--model", "FOLDER", "A causal language model and its tokenizer.")]
+Model = Annotated[
+    str, flag("--model", "FOLDER", "A causal language model with its tokenizer, or OWNER/NAME on the Hub.")
+]
 Layers = Annotated[str | None, flag("--layers", "LIST", "Layers, from 0: all (default), 4-20 or 3,5,8-10.")]
 Position = Annotated[
     str | None,
@@ -150,7 +152,9 @@ def fit(
 def search(
     ctx: typer.Context,
     config: flags.Config = None,
-    model: str | None = option("--model", "FOLDER", "A causal language model and its tokenizer."),
+    model: str | None = option(
+        "--model", "FOLDER", "A causal language model with its tokenizer, or OWNER/NAME on the Hub."
+    ),
     questions: str | None = option(
         "--questions", "FILE", "JSON lines, each with a question and its two answers."
     ),
@@ -317,20 +321,26 @@ def export_vectors(
     ] = "unknown",
     json_output: flags.Json = False,
 ) -> None:
-    """Write vectors as a GGUF control vector, for repeng and llama.cpp.
+    """Write vectors as other libraries read them.
+
+    A .gguf file is a control vector for repeng and llama.cpp. A .safetensors file holds one tensor per layer,
+    layer.13, as the dict of steering-vectors does.
 
     \b
     Examples:
       flatout steer export runs/syc/vectors/pca.safetensors --to syc.gguf --kind llama
+      flatout steer export runs/syc/vectors/pca.safetensors --to syc.safetensors
       llama-cli -m model.gguf --control-vector-scaled syc.gguf 0.2
     """
-    _convert(source, to, kind=kind, json_output=json_output)
+    _convert(source, to, kind=kind, plain=True, json_output=json_output)
 
 
-def _convert(source: Path, to: Path, *, kind: str = "unknown", json_output: bool) -> None:
+def _convert(
+    source: Path, to: Path, *, kind: str = "unknown", plain: bool = False, json_output: bool
+) -> None:
     import flatout.api as api
 
-    done = api.steer_convert(source, to=to, model=kind)
+    done = api.steer_convert(source, to=to, model=kind, plain=plain)
     if json_output:
         print_document("flatout-steering-vectors", done)
         return

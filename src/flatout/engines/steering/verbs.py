@@ -228,10 +228,13 @@ class ConvertedVectors(WrittenVectors):
     width: int
 
 
-def steer_convert(source: Path | str, *, to: Path | str, model: str = "unknown") -> ConvertedVectors:
+def steer_convert(
+    source: Path | str, *, to: Path | str, model: str = "unknown", plain: bool = False
+) -> ConvertedVectors:
     """Write vectors in another format: .gguf for repeng and llama.cpp, .safetensors for flatout.
 
-    `model` is the kind of model that a GGUF file names, such as "llama".
+    `model` is the kind of model that a GGUF file names, such as "llama".  With `plain`, a .safetensors file
+    is for other libraries: it holds a tensor per layer.
     """
     source, to = Path(source), Path(to)
     if to.suffix not in (".gguf", ".safetensors"):
@@ -240,7 +243,7 @@ def steer_convert(source: Path | str, *, to: Path | str, model: str = "unknown")
 
     vectors = formats.read(source)
     make_folder(to.parent)
-    formats.write(vectors, to, model=model)
+    (formats.write_plain if plain else formats.write)(vectors, to, model=model)
     return ConvertedVectors(
         path=str(to), method=vectors.method, layers=vectors.layers, width=vectors.values.shape[1]
     )

@@ -7,12 +7,14 @@ import shutil
 import warnings
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from safetensors.torch import load_file, save_file
 
 from flatout.engines.steering import verbs
 from flatout.engines.steering.report.record import StudyRecord
 from flatout.engines.steering.search.halved_search import Event
+from flatout.engines.steering.vectors import formats
 from flatout.ground.errors import BadInput
 from flatout.ground.runs import list_runs
 from tests.support.steering import tiny_search, write_tiny
@@ -59,6 +61,18 @@ def test_fit_leaves_the_questions_of_the_test_alone_unless_told(tiny: Path, tmp_
     verbs.steer_fit(given, whole=True, on_count=lambda done, total: seen.append(total))
     assert (min(seen), max(seen)) == (80, 160)
     assert Path(half.path).is_file() and half.layers == (0, 1, 2, 3) and min(half.norms) > 0
+
+
+def test_a_model_of_the_hub_is_the_folder_that_the_hub_fetched(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched = lambda name, **_: str(tiny / "model") if name == "owner/tiny" else ""  # noqa: E731
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
+    given = tiny_search(tiny, tmp_path, vectors=str(tmp_path / "v"), store=str(tmp_path / "store"))
+    (of_hub,) = verbs.steer_fit({**given, "model": "owner/tiny"})
+    held = load_file(of_hub.path)
+    (of_folder,) = verbs.steer_fit({**given, "vectors": str(tmp_path / "again")})
+    assert all(held[name].equal(tensor) for name, tensor in load_file(of_folder.path).items())
 
 
 def test_a_search_writes_its_report(run: tuple[Path, StudyRecord]) -> None:
@@ -152,6 +166,12 @@ def test_vectors_of_another_library_are_searched_and_given_back(
     fitted = run[0] / "vectors" / "mean-difference.safetensors"
     out = verbs.steer_convert(fitted, to=tmp_path / "out" / "there.gguf", model="llama")
     assert (out.method, len(out.layers), out.width) == ("mean-difference", 4, 32)
+    plain = verbs.steer_convert(fitted, to=tmp_path / "out" / "there.safetensors", plain=True)
+    held = load_file(plain.path)
+    assert held.keys() == {f"layer.{layer}" for layer in out.layers}  # a dict of steering-vectors
+    vectors, again = (formats.read(path) for path in (fitted, plain.path))
+    assert all(tensor.equal(vectors.added(layer=int(n[6:]), strength=1.0)) for n, tensor in held.items())
+    assert again.layers == out.layers and again.method == "imported"
     back = verbs.steer_convert(out.path, to=tmp_path / "vectors" / "theirs.safetensors")
     assert (back.method, back.layers) == ("imported", out.layers)
     given = tiny_search(tiny, tmp_path / "run", methods=("theirs",), vectors=str(tmp_path / "vectors"))

@@ -5,7 +5,8 @@ repeng             GGUF control vectors, also llama.cpp's; its layer N is the st
 steering-vectors   has no file format of its own: its vectors are a dict {layer: tensor}, which
                    `directions_of` gives and `from_directions` takes; on disk they are pickles, which can run
                    any code when loaded and are refused
-safetensors        tensors named by their layer: "13", "layer.13" or "direction.13"
+safetensors        tensors named by their layer: "13", "layer.13" (as `write_plain` names them) or
+                   "direction.13"; two lines make a dict of steering-vectors of them
 
 What is exchanged is what strength 1 adds, so a strength here is a coefficient (or multiplier) there.
 """
@@ -19,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from flatout.engines.run.tensor_files import open_tensors
+from flatout.engines.run.tensor_files import open_tensors, save_tensors
 from flatout.engines.steering.vectors.gguf import read_control_vector, write_control_vector
 from flatout.engines.steering.vectors.steering_vectors import FORMAT, SteeringVectors, load
 from flatout.ground.errors import BadInput
@@ -73,6 +74,16 @@ def read(path: Path | str) -> SteeringVectors:
             )
         directions[int(match[1])] = tensor
     return from_directions(directions)
+
+
+def write_plain(vectors: SteeringVectors, path: Path | str, *, model: str = "unknown") -> None:
+    """Write what strength 1 adds, for other libraries: a GGUF control vector, or a tensor per layer."""
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        write(vectors, path, model=model)
+        return
+    plain = {f"layer.{layer}": direction for layer, direction in directions_of(vectors).items()}
+    save_tensors(path, plain, extra="steering", metadata={"format": "pt"})
 
 
 def write(vectors: SteeringVectors, path: Path | str, *, model: str = "unknown") -> None:

@@ -24,7 +24,7 @@ WRITTEN_BY_GGUF = (
 
 
 def string(text: str) -> bytes:
-    return struct.pack("<Q", len(text)) + text.encode()
+    return struct.pack("<Q", len(text.encode())) + text.encode()
 
 
 def file_of(
