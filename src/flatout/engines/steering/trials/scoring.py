@@ -186,8 +186,9 @@ def find_judge(spec: str) -> tuple[Callable[[Question, str], float], str]:
         raise BadInput(f"the judge {spec!r} takes {inspect.signature(judge)}", hint=form) from None
     except ValueError:  # a function in C does not say what it takes
         pass
-    try:
-        source = inspect.getsource(judge)
+    whole = inspect.unwrap(judge)
+    try:  # of an object that is called, its class
+        source = inspect.getsource(whole if inspect.isroutine(whole) else type(whole))
     except (OSError, TypeError):
         return judge, spec
     return judge, f"{spec} {hashlib.sha256(source.encode()).hexdigest()[:8]}"

@@ -84,14 +84,22 @@ def test_a_judge_is_named_by_its_module_and_bound_to_its_source(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "my_judge.py").write_text(
+    source = (
         "def words(question, text):\n    return len(text.split())\n\n"
         "def broken(question, text):\n    return text.n\n\n"
-        "def three(a, b, c):\n    return 1\n"
+        "def three(a, b, c):\n    return 1\n\n"
+        "class Counts:\n    def __call__(self, question, text):\n        return len(text)\n\n"
+        "counts = Counts()\n"
     )
+    (tmp_path / "my_judge.py").write_text(source)
     judge, name = find_judge("my_judge:words")
     assert judge(questions(1)[0], "a b c") == 3
     assert name.startswith("my_judge:words ") and len(name) == len("my_judge:words ") + 8
+    judge, named = find_judge("my_judge:counts")  # an object that is called is bound to its class
+    assert judge(questions(1)[0], "a b") == 3 and named.startswith("my_judge:counts ")
+    (tmp_path / "other_judge.py").write_text(source.replace("return len(text)\n", "return -len(text)\n"))
+    _, other = find_judge("other_judge:counts")
+    assert named.rpartition(" ")[2] != other.rpartition(" ")[2]
     broken, _ = find_judge("my_judge:broken")
     with pytest.raises(BadInput, match=r"the judge broken raised AttributeError") as raised:
         scores(Judged(tokenizer(), broken, name="broken", max_new_tokens=1), [(None, questions(1)[0])])
