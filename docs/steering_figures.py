@@ -37,6 +37,13 @@ LINES = (
     ("steered", "steered, ", "of unsteered", "every row its own configuration, of unsteered", "0.97"),
     ("trials", "packed", "trials per hour", "trials per hour, judged by texts", ""),
     ("trials", "packed", f"{ALONE}, transformers' generate", f"{ALONE}, `generate`", "20"),
+    (
+        "trials",
+        "packed, texts of",
+        f"{ALONE}, transformers' generate",
+        "the same, texts that end at random",
+        "20",
+    ),
     ("trials", "packed", f"{SINGLE}, transformers' generate", f"{SINGLE}, `generate`", ""),
     ("trials", "packed", f"{ALONE}, this engine", f"{ALONE}, this engine", ""),
     ("trials", "packed, texts of", "packing efficiency", "slots used, texts of differing length", "0.8"),
