@@ -52,7 +52,7 @@ def searches(subject: Subject, decoder: Decoder, load: Load, *, seconds: float) 
     judged = Judged(subject.tokenizer, known_words, name="known words", max_new_tokens=load.new)
     space = Space.of(vectors)
 
-    def ours(rungs: int) -> float:
+    def ours(rungs: int, batch_trials: int = BATCH_TRIALS) -> float:
         with tempfile.TemporaryDirectory() as folder:
             study = open_study(str(Path(folder) / "study.journal"), rows=Path(folder) / "rows")
             search = HalvedSearch(
@@ -64,7 +64,7 @@ def searches(subject: Subject, decoder: Decoder, load: Load, *, seconds: float) 
                 space=space,
                 halving=Halving(rungs=rungs),
             )
-            search.run(trials=load.trials, batch_trials=BATCH_TRIALS)
+            search.run(trials=load.trials, batch_trials=batch_trials)
         return load.trials
 
     ids, mask = _padded(prompts, subject.device)
@@ -93,8 +93,10 @@ def searches(subject: Subject, decoder: Decoder, load: Load, *, seconds: float) 
         "search, halved": partial(ours, 4),
         USUAL: usual,
     }
+    if (half := load.trials // 2) > BATCH_TRIALS:  # the sampler still learns once
+        arms["search, halved in two brackets"] = partial(ours, 4, half)
     found = race(arms, seconds=seconds, cuda=subject.device.type == "cuda")
-    against = {name: {f"times {USUAL}": USUAL} for name in list(arms)[:2]}
+    against = {name: {f"times {USUAL}": USUAL} for name in arms if name != USUAL}
     rows = rows_of(found, unit="trials", against=against)
     for row in rows:
         if row["per_s"] is not None:
