@@ -105,6 +105,8 @@ def evolve(
         resume=resume,
     )
     chosen, found = open_run(given, out, resume=resume, first=meeting.first)
+    if resume and found is None and meeting.first:
+        on_progress(f"{out} has no checkpoint yet: starting from epoch 0")
     meeting.agree("the epoch to resume from", 0 if found is None else found.state.epoch)
     with Ranks.join(chosen.device, meeting=meeting) as ranks:
         chosen = dataclasses.replace(chosen, out=str(out))

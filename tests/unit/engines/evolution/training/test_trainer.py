@@ -349,7 +349,9 @@ def test_a_run_resumed_with_another_reward_shows_the_reward_it_has(tmp_path: Pat
     with pytest.raises(BadInput, match="none of the 64 rows of the first epoch has a reward"):
         evolve(settings)
     out, options = tmp_path / "run", {"reward": "numeric"}
-    evolve({**settings, "task_options": options}, resume=True)
+    notes: list[str] = []
+    evolve({**settings, "task_options": options}, resume=True, on_progress=notes.append)
+    assert f"{out} has no checkpoint yet: starting from epoch 0" in notes
     assert read_settings(out)["task_options"] == options
     headers = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines() if "format" in line]
     assert [each["settings"]["task_options"]["reward"] for each in headers] == ["operator:truediv", "numeric"]
@@ -451,9 +453,9 @@ def test_without_a_folder_a_run_lands_among_all_runs_and_resumes_there(
 
 def test_a_run_that_fails_says_so_in_its_folder(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    with pytest.raises(BadInput, match="all 64 rewards"):
+    with pytest.raises(BadInput, match="none of the 64 rows"):
         evolve(rewarded(tmp_path, "operator:truediv"))
-    assert "all 64 rewards" in (runs.read_run(out).end or "")
+    assert "none of the 64 rows" in (runs.read_run(out).end or "")
 
 
 @pytest.mark.parametrize("noise", ["int8", "normal"])
