@@ -102,6 +102,9 @@ def _decode_union(shape: Any, data: Any, path: str) -> Any:
     if data is None and type(None) in options:
         return None
     options = tuple(option for option in options if option is not type(None))
+    literals = [option for option in options if typing.get_origin(option) is Literal]
+    if len(literals) == len(options) > 1:  # one list of names, written as several: an error names them all
+        options = (Literal[tuple(name for one in literals for name in typing.get_args(one))],)
     for option in options[:-1]:
         try:
             return _decode(option, data, path)

@@ -20,6 +20,9 @@ class Leaf:
     share: float = 0.0
 
 
+Late = Literal["autumn", "winter"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tree:
     leaves: tuple[Leaf, ...]
@@ -28,6 +31,7 @@ class Tree:
     root: Leaf | None = None
     value: int | str = 0
     flag: bool = False
+    season: Literal["spring"] | Late | None = None
     anything: Any = None
 
 
@@ -41,6 +45,7 @@ tree_values = st.builds(
     root=st.none() | leaf_values,
     value=st.integers() | st.text(),
     flag=st.booleans(),
+    season=st.sampled_from([None, "spring", "winter"]),
     anything=st.none() | st.lists(st.integers()),
 )
 
@@ -81,6 +86,10 @@ def test_a_whole_number_serves_as_a_float_but_a_flag_does_not() -> None:
         (
             {"leaves": [], "kind": "oak", "root": {"name": "a", "size": 1.5}},
             r"^Tree\.root\.size is float, expected int$",
+        ),
+        (
+            {"leaves": [], "kind": "oak", "season": "may"},
+            r"^Tree\.season is 'may', expected one of \('spring', 'autumn', 'winter'\)$",
         ),
         ({"leaves": [], "kind": "oak", "value": []}, r"^Tree\.value is list, expected str$"),
         ({"leaves": [], "kind": "oak", "flag": None}, r"^Tree\.flag is NoneType, expected bool$"),

@@ -64,6 +64,7 @@ def test_ranges_are_read() -> None:
         ({"trials": "many"}, "settings.trials is str"),
         ({"model": None}, "no model is given"),
         ({"methods": []}, "is empty"),
+        ({"modes": ["ad"]}, "'ad', expected one of ('add', 'project-out', "),
         ({"where": ["everywhere"]}, "'everywhere', expected one of"),
         ({"position": "first"}, "'first' is not a position"),
         ({"methods": ["pca", "caa"]}, "no method 'caa', only mean-difference, pca"),
