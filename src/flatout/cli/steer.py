@@ -248,7 +248,9 @@ def apply(
     prompts: Annotated[list[str], typer.Argument(metavar="PROMPT...", help="Texts to continue.")],
     model: str | None = option("--model", "FOLDER", "A model and its tokenizer; default: the run's."),
     run: str | None = option("--run", "RUN", "Use the winner of this search."),
-    vectors: Path | None = option("--vectors", "FILE", "Use these vectors, with --layer and --strength."),
+    vectors: Path | None = option(
+        "--vectors", "FILE", "Use these (.safetensors, .gguf), with --layer and --strength."
+    ),
     layer: int | None = option("--layer", "N", "Steer this layer, counted from 0."),
     strength: float | None = option(
         "--strength", "X", "Strength, in mean residual norms of the layer; may be negative."

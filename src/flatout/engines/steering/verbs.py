@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatout.engines.run.folder import Outcome, choose_folder, draw_if_possible
+from flatout.engines.run.folder import Outcome, check_empty, choose_folder, draw_if_possible
 from flatout.engines.run.models import DTypeOrAuto
 from flatout.engines.run.settings import FILE as SETTINGS_FILE
 from flatout.engines.run.settings import given_settings
@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from flatout.engines.steering.extract.tiers import HeldTier
     from flatout.engines.steering.search.halved_search import Event
     from flatout.engines.steering.vectors.steering_vectors import SteeringVectors
+
+# What `extract` and `fit`, or a search that ended before its settings, may have put into its folder.
+BEFORE = ("activations", "vectors", "rows", "study.journal", "study.journal.lock", ".lock")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,6 +159,8 @@ def steer(
     folder = choose_folder(given.get("out"), kind="steer", name=name, resume=resume)
     if resume and not (folder / SETTINGS_FILE).is_file():
         raise BadInput(f"{folder} holds no search to resume", hint="omit --resume to start one")
+    if not (join or (folder / SETTINGS_FILE).is_file()):
+        check_empty(folder, besides=BEFORE)
     given = {**given, "out": str(folder)}
     chosen = make_settings(given) if join else resume_settings(given)
     check_model_folder(chosen.model)
@@ -302,12 +307,13 @@ def _choose_vectors(
     run: Path | str | None, vectors: Path | str | None
 ) -> tuple[SteeringVectors, dict[str, Any]]:
     """Load a file's vectors, or those of a run's winner and what the winner does with them."""
+    from flatout.engines.steering.vectors import formats
     from flatout.engines.steering.vectors.steering_vectors import load, method_file
 
     if (run is None) == (vectors is None):
         raise BadInput("name either --run or --vectors", hint="--run takes the winner of a search")
     if vectors is not None:
-        return load(vectors), {}
+        return formats.read(vectors), {}
     assert run is not None
     winner = load_record(Path(run)).winner
     if winner is None:

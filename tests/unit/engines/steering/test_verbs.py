@@ -120,24 +120,41 @@ def test_a_search_that_has_not_ended_is_reported_as_far_as_it_is(tiny: Path, tmp
     assert "not been tested on fresh questions" in (tmp_path / "half.html").read_text()
 
 
+def test_a_folder_with_other_files_is_not_written_into(tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("mine")
+    (tmp_path / "vectors").mkdir()
+    given = tiny_search(tiny, tmp_path, trials=2, examples=0)
+    with pytest.raises(BadInput, match=r"is not empty: it holds report\.html"):
+        verbs.steer(given)
+    assert (tmp_path / "report.html").read_text() == "mine"
+    (tmp_path / "report.html").unlink()
+    assert verbs.steer(given).record is not None  # vectors may be there before
+
+
 def test_the_winner_of_a_run_and_a_named_vector_are_the_same(
-    tiny: Path, run: tuple[Path, StudyRecord]
+    tiny: Path, run: tuple[Path, StudyRecord], tmp_path: Path
 ) -> None:
     out, record = run
     winner = record.winner
     assert winner is not None
     prompts = [example.prompt for example in record.examples]
     by_run = verbs.steer_apply(prompts, model=tiny / "model", run=out, max_new_tokens=4, device="cpu")
-    named = verbs.steer_apply(
-        prompts,
-        model=tiny / "model",
-        vectors=out / "vectors" / f"{winner.method}.safetensors",
-        layer=winner.layer,
-        strength=winner.strength,
-        max_new_tokens=4,
-        device="cpu",
-    )
-    assert by_run == named == list(record.examples)
+    assert by_run == list(record.examples)
+    own = out / "vectors" / f"{winner.method}.safetensors"
+    plain, control = tmp_path / "plain.safetensors", tmp_path / "control.gguf"
+    for file in (plain, control):
+        verbs.steer_convert(own, to=file, plain=True)
+    for vectors in (own, plain, control):
+        named = verbs.steer_apply(
+            prompts,
+            model=tiny / "model",
+            vectors=vectors,
+            layer=winner.layer,
+            strength=winner.strength,
+            max_new_tokens=4,
+            device="cpu",
+        )
+        assert named == by_run, vectors
     (zero,) = verbs.steer_apply(
         prompts[:1], model=tiny / "model", run=out, strength=0.0, max_new_tokens=4, device="cpu"
     )
