@@ -98,10 +98,16 @@ def test_batches_are_handed_out_at_the_pace_of_the_workers(
     clock[0] += 10.0
     next(batches)
     assert clock[0] == pytest.approx(111.0)
-    arm._cpu_s[:] = [3.0]  # of a worker for each batch, and 1 of the training process, on two cores
-    monkeypatch.setattr(workers.time, "process_time", lambda: 1.0)
+    arm._cpu_s[:] = [3.0]  # of a worker for each batch; the training process took 6 for six, on two cores
+    monkeypatch.setattr(workers.time, "process_time", lambda: 6.0)
     arm.step_end()
     assert arm._period_s == pytest.approx(2.0)
+    arm.step_end()  # without a batch: a step that accumulates
+    next(batches)
+    arm._cpu_s[:] = [3.0]
+    monkeypatch.setattr(workers.time, "process_time", lambda: 8.0)
+    arm.step_end()
+    assert arm._period_s == pytest.approx(2.5)
     end(arm)
     arm.close()
 
