@@ -84,5 +84,7 @@ def _figures(evidence: Evidence, episode: Episode) -> list[str]:
     if episode.with_epoch:
         figures.append("it recurs every epoch, and its time is spread over the epoch")
     if episode.per_step_s is None:
-        figures.append("seen once: how often it recurs is unknown, and so are its share of the job and a ceiling")
+        figures.append(
+            "seen once: how often it recurs is unknown, and so are its share of the job and a ceiling"
+        )
     return figures

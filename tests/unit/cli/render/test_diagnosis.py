@@ -197,7 +197,9 @@ def test_a_block_within_the_noise_has_no_bar_and_no_figure(width: int) -> None:
 
 def test_a_long_map_shows_the_blocks_that_cost_most() -> None:
     def block(line: int, step_s: float) -> Counterfactual:
-        return builders.knocked_out(dataclasses.replace(builders.SYNC_LINE, line=line), last_line=line, step_s=step_s)
+        return builders.knocked_out(
+            dataclasses.replace(builders.SYNC_LINE, line=line), last_line=line, step_s=step_s
+        )
 
     dear = [block(line, 4.0 + line / 100) for line in range(1, 8)]
     noise = [block(line, 8.0) for line in range(20, 30)]

@@ -125,9 +125,7 @@ def _guilty_lines(loader: Loader) -> list[Call]:
     return [call for call in summed if call.calls_per_batch >= least]
 
 
-def _finding(
-    evidence: Evidence, loader: Loader, call: Call, *, share: float, most: float
-) -> list[Finding]:
+def _finding(evidence: Evidence, loader: Loader, call: Call, *, share: float, most: float) -> list[Finding]:
     assert loader.collate_s is not None
     samples = f" of {loader.batch_size} samples" if loader.batch_size is not None else ""
     where = f"{loader.num_workers} workers" if loader.num_workers else "the training process"

@@ -75,8 +75,8 @@ def _in_every_step(evidence: Evidence) -> list[Finding]:
             f"{call.module} is evaluated here in every step, beside its training",
             arms=PROOF,
             figures=(
-                f"in evaluation mode, and no backward pass follows: {show_seconds(call.host_s)} of a step of "
-                f"{show_seconds(counted_s)} while calls were counted",
+                "it runs in evaluation mode, and no backward pass follows",
+                f"{show_seconds(call.host_s)} of a step of {show_seconds(counted_s)} while calls were counted",
             ),
             share=share_of(call.host_s, counted_s),
         )

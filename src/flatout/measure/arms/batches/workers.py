@@ -143,7 +143,9 @@ class Workers(StandIn):
             self._loaders.unwatched = False
 
     def _find_pace(self) -> None:
-        self._take()  # once this arrives, the workers have started
+        for _ in range(self._num_workers):
+            self._take()  # once these arrive, the workers have started
+        self._cpu_s.clear()  # a worker's first batch takes longer
         start, num = now(), 0
         few = 2 * self._num_workers
         while now() - start < SURE_S or (num < few and (num < self._num_workers or now() - start < PACE_S)):

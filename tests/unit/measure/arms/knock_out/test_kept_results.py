@@ -81,7 +81,9 @@ def test_what_an_evaluation_computed_does_not_serve_training(mode: Any) -> None:
     with mode():
         call(kept, torch.ones(2), lambda x: x * weight)
     next_step(kept)
-    product = call(kept, torch.ones(2), lambda x: x * weight) * weight  # saves the block's result for backward
+    product = (
+        call(kept, torch.ones(2), lambda x: x * weight) * weight
+    )  # saves the block's result for backward
     product.sum().backward()
     assert weight.grad is not None and kept.num_unknown == 1
     next_step(kept)
