@@ -23,7 +23,7 @@ class Ceiling:
     kind: str | None = None  # of the arm that measured it: "knock-out", "cached", "autocast"
     arm: str | None = None  # its label in the evidence
     job_speedup: float | None = None  # of the whole job after set-up; None: the same as the step's
-    is_capped: bool = False  # the arm gained more than the wait that was observed, which stands here
+    is_capped: bool = False  # the arm gained more than the time that was observed, which stands here
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from flatout.doctor.ceilings import share_of
+from flatout.doctor.ceilings import batches_per_step, share_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence, Loader, Place
 
@@ -34,6 +34,19 @@ def batch_s(loader: Loader) -> float | None:
     if loader.fetch_s is None or loader.collate_s is None:
         return None
     return loader.fetch_s.mean_s + loader.collate_s.mean_s
+
+
+def most_freed_share(evidence: Evidence, loader: Loader, wait_share: float) -> float:
+    """Return the share of the step that a free loader can save at most: the wait, and its workers' cores.
+
+    Workers that compute take cores from the step.  Without them its work is done at most as much earlier as
+    all cores need for theirs.
+    """
+    cores, cpu_s = evidence.host.cores, loader.cpu_s
+    if not loader.num_workers or not cores or cpu_s is None:
+        return wait_share
+    workers = share_of(cpu_s * batches_per_step(evidence) / cores, evidence.step_s)
+    return min(1.0, wait_share + (workers or 0.0))
 
 
 def blocked_share(loader: Loader) -> float | None:

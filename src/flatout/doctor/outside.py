@@ -41,7 +41,7 @@ def outside_rule(
         return [
             rule.finding(
                 episode.place,
-                f"{name_of(episode)} {what}: {show_share(share)} of the job, outside its steps",
+                f"{name_of(episode)} {what}: {show_share(share)} of {_of_what(episode)}",
                 figures=_figures(evidence, episode),
                 share=share,
                 ceiling=without_episode(evidence, share) if episode.per_step_s is not None else None,
@@ -67,6 +67,10 @@ def name_of(episode: Episode) -> str:
     return f"{episode.function}()" if episode.function else "this block"
 
 
+def _of_what(episode: Episode) -> str:
+    return "the time observed" if episode.per_step_s is None else "the job, outside its steps"
+
+
 def _figures(evidence: Evidence, episode: Episode) -> list[str]:
     each_s = episode.seconds / max(1, episode.times)
     times = "once" if episode.times == 1 else f"{episode.times} times"
@@ -80,5 +84,7 @@ def _figures(evidence: Evidence, episode: Episode) -> list[str]:
     if episode.with_epoch:
         figures.append("it recurs every epoch, and its time is spread over the epoch")
     if episode.per_step_s is None:
-        figures.append("seen once: how often it recurs is unknown, so there is no ceiling")
+        figures.append(
+            "seen once: how often it recurs is unknown, and so are its share of the job and a ceiling"
+        )
     return figures

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from flatout.doctor import loading
 from flatout.doctor.ceilings import RESOLVABLE_SPEEDUP, episode_share
 from flatout.doctor.finding import Ceiling, Finding, FixSafety
 from flatout.ground.units import UNKNOWN, show_interval, show_ratio, show_seconds, show_share
@@ -198,10 +199,10 @@ def _bound(evidence: Evidence) -> str:
     if step_s is None:
         return "No step was measured."
     cached = evidence.counterfactual("cached")
-    wait = phase_shares(evidence).get("wait", 0.0)
-    if cached is not None and cached.speedup_low > 1 and 2 * wait >= 1 - 1 / cached.speedup >= 1 / 3:
-        is_capped = 1 - 1 / cached.speedup > wait  # no more is promised than the wait that was seen
-        without_s = step_s * (1 - wait) if is_capped else step_s / cached.speedup
+    freed = _most_freed(evidence)
+    if cached is not None and cached.speedup_low > 1 and 2 * freed >= 1 - 1 / cached.speedup >= 1 / 3:
+        is_capped = 1 - 1 / cached.speedup > freed  # no more is promised than was seen
+        without_s = step_s * (1 - freed) if is_capped else step_s / cached.speedup
         how = "without its waits" if is_capped else "on cached batches"
         return (
             f"The loader limits the step: {show_seconds(step_s)} as it is, {show_seconds(without_s)} {how}."
@@ -219,6 +220,13 @@ def _bound(evidence: Evidence) -> str:
     part = "Most" if share > 0.5 else "The largest part"
     what = "the rest, outside these phases" if longest == "rest" else longest
     return f"{part} of the step is {what}: {show_share(share)}."
+
+
+def _most_freed(evidence: Evidence) -> float:
+    """Return the share of the step that a free loader can save at most."""
+    wait = phase_shares(evidence).get("wait", 0.0)
+    training = [loader for loader in evidence.loaders if loader.trains]
+    return max((loading.most_freed_share(evidence, loader, wait) for loader in training), default=wait)
 
 
 def phase_means(evidence: Evidence, *, device: bool = False) -> dict[str, float]:
@@ -340,7 +348,7 @@ def proof_words(finding: Finding) -> Iterator[str]:
         whole = f", {show_ratio(of_job)} for the whole job" if apart else ""
         takes = f"the step takes {show_seconds(ceiling.step_s)}"
         if ceiling.is_capped:
-            yield f"without the observed wait {takes}{whole}; {ceiling.arm} shortened it more"
+            yield f"without the observed time {takes}{whole}; {ceiling.arm} shortened it more"
         else:
             yield f"measured ({ceiling.arm}): {takes} without this{whole}"
     if finding.no_ceiling is not None:
@@ -537,7 +545,7 @@ def _loader_costs(cached: Counterfactual, evidence: Evidence) -> str:
     wait = phase_shares(evidence).get("wait", 0.0)
     gain, least = 1 - 1 / cached.speedup, 1 - 1 / cached.speedup_low
     if least <= wait + NARROW:  # the wait lies in the interval, or is more
-        return f"the loader costs {show_share(min(gain, wait))} of the step"
+        return f"the loader costs {show_share(min(gain, _most_freed(evidence)))} of the step"
     workers = any(loader.trains and loader.num_workers for loader in evidence.loaders)
     why = (
         "its workers share the cores with the step"

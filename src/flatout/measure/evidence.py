@@ -231,6 +231,7 @@ class ModuleCall:
     host_s: float | None = None
     num_alike: int = 1  # called modules of equal shapes, none of which gets another's result
     unused_gradients: bool = False  # gradients are recorded for parameters that no optimizer has
+    evaluates: bool = False  # in evaluation mode, without a backward pass; another call trains the same model
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -91,3 +91,28 @@ def test_what_was_seen_once_has_a_share_of_the_observed_time_and_no_ceiling(made
 def test_workers_that_start_again_are_another_rules_epoch_start(made: Any) -> None:
     loaders = (made.loader(num_workers=2),)
     assert found(made.evidence(episodes=(episode(made, "epoch-start"),), loaders=loaders)) == []
+
+
+def evaluating(made: Any, *, function: str = "train", speedup: float = 1.4, **changes: Any) -> Evidence:
+    """A step that trains a model at line 40 and evaluates it at line 50."""
+    place = made.place(50, function=function)
+    call = made.module_call(place=place, training=False, evaluates=True, **changes)
+    arm = made.counterfactual("knock-out", speedup, line=50)
+    return made.evidence(module_calls=(made.module_call(), call), counterfactuals=(arm,))
+
+
+def test_an_evaluation_in_every_step_is_proven_by_steps_without_it(made: Any) -> None:
+    (finding,) = found(evaluating(made))
+    assert (finding.code, finding.place, finding.message) == (
+        "FO801",
+        made.place(50, function="train"),
+        "Model is evaluated here in every step, beside its training",
+    )
+    assert finding.ceiling is not None and finding.ceiling.speedup == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"speedup": 1.05}, {"speedup": 0.9}, {"function": "Agent.act"}, {"function": "generate"}]
+)
+def test_calls_that_cost_little_or_act_are_no_evaluation(made: Any, fields: dict[str, Any]) -> None:
+    assert not found(evaluating(made, **fields))

@@ -210,6 +210,12 @@ def test_one_sentence_says_what_bounds_the_step(evidence: Evidence, expected: st
     assert bound(evidence) == expected
 
 
+def test_workers_that_compute_bound_the_step_by_the_cores_they_take() -> None:
+    loader = dataclasses.replace(builders.evidence().loaders[0], num_workers=2, cpu_s=100.0, trains=True)
+    job = builders.evidence(counterfactuals=(cached(2.0, 1.9, 2.1),), steps=waiting(0.1), loaders=(loader,))
+    assert bound(job) == "The loader limits the step: 8.62 s as it is, 4.31 s on cached batches."
+
+
 def test_a_loader_inside_the_noise_is_not_what_bounds_the_step() -> None:
     assert not bound(builders.evidence(counterfactuals=(cached(2.0, 0.9, 3.0),))).startswith("The loader")
 
@@ -473,6 +479,6 @@ def test_a_job_that_ended_before_anything_was_counted_is_not_said_to_be_clean(
 def test_a_ceiling_that_is_the_observed_wait_is_said_to_be() -> None:
     finding = replace(builders.findings()[0], ceiling=replace(CEILING, is_capped=True))
     assert (
-        "without the observed wait the step takes 1.00 s, 1.50× for the whole job; cached shortened it more"
+        "without the observed time the step takes 1.00 s, 1.50× for the whole job; cached shortened it more"
         in (*proof_words(finding),)
     )

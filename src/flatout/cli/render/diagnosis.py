@@ -156,9 +156,11 @@ def _readings(evidence: Evidence) -> Iterator[RenderableType]:
 
 def _map(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
     """Draw the causal map as a list of bars: the filled part is what the step would save."""
-    listed = [
+    costly = [
         (depth, block) for depth, block in flat(diagnosis.map, brief=True) if block.freed_share >= LEAST_SHOWN
-    ][:MOST_BLOCKS]
+    ]
+    most = sorted(costly, key=lambda entry: (entry[1].is_noise, -entry[1].freed_share))[:MOST_BLOCKS]
+    listed = [entry for entry in costly if entry in most]
     if not listed:
         return
     yield ""

@@ -69,6 +69,8 @@ class ModuleCalls:
         steps = max(1, self.num_steps)
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         trained = {id(parameter) for group in groups for parameter in group["params"]}
+        training = [each for each in self._calls.values() if each.training and each.reached]
+        learning = trained & {parameter for each in training for parameter in each.parameters}
         return tuple(
             ModuleCall(
                 module=module,
@@ -84,6 +86,8 @@ class ModuleCalls:
                 and not calls.in_turn
                 and bool(trained)
                 and not (calls.reached and calls.parameters & trained),
+                evaluates=not (calls.training or calls.reached or calls.in_turn)
+                and bool(calls.parameters & learning),
             )
             for (module, place), calls in self._calls.items()
         )

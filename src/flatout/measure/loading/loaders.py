@@ -56,7 +56,7 @@ class LoaderWatch:
         self._plain: LoaderRecord | None = None  # the iterable passed to a library diagnosis
         self.serving: str | None = None  # None, "cached" or "half"
         self.stand_in: Callable[[], Any] | None = None  # gives batches in place of the kept ones
-        self.unwatched = False  # loaders made and iterated meanwhile are ours
+        self._unwatched = False
         self.keeping = False
         self.recording = True
         self.counts_rows = True  # in every timed step on real batches; removing a statement changes the waits
@@ -70,6 +70,15 @@ class LoaderWatch:
         self.mutated = False
 
     # -- installation
+
+    @property
+    def unwatched(self) -> bool:
+        """Whether loaders made and iterated meanwhile are ours; then their workers are only timed."""
+        return self._unwatched
+
+    @unwatched.setter
+    def unwatched(self, unwatched: bool) -> None:
+        self._unwatched, self._worker_loop.looks = unwatched, not unwatched
 
     def install(self, patches: Patches) -> None:
         from torch.utils.data import dataloader

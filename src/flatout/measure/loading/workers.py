@@ -225,8 +225,9 @@ def patch_fetchers(patches: Patches) -> None:
 class TimedQueue:
     """The worker's result queue; a batch leaves as (mark, batch, figures)."""
 
-    def __init__(self, queue: Any, worker: int, folder: str, *, samples: bool) -> None:
-        self._queue, self._worker, self._folder, self._samples = queue, worker, folder, samples
+    def __init__(self, queue: Any, worker: int, folder: str, *, profiles: bool, samples: bool) -> None:
+        self._queue, self._worker, self._folder = queue, worker, folder
+        self._profiles, self._samples = profiles and worker == 0, samples and worker == 0
         self._num_batches = 0
 
     def put(self, item: Any) -> None:
@@ -241,9 +242,9 @@ class TimedQueue:
             times.worker = self._worker
             item = (index, (MARK, data, times.pack()))
             self._num_batches += 1
-            if self._worker == 0 and self._num_batches == PROFILED_BATCH:
+            if self._profiles and self._num_batches == PROFILED_BATCH:
                 LOG.profile = CallProfile(UserCode(self._folder))
-            if self._worker == 0 and self._num_batches == SAMPLED_FROM and self._samples:
+            if self._samples and self._num_batches == SAMPLED_FROM:
                 LOG.stacks = FetchStacks(UserCode(self._folder))
         self._queue.put(item)
 
@@ -263,14 +264,20 @@ class WorkerLoop:
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
-        self.samples = True  # whether workers that start from here on sample their stacks
+        # of workers that start from here on:
+        self.looks = True  # whether they look at what they do, which slows their batches
+        self.samples = True  # whether they sample their stacks
 
     def __call__(self, kind: Any, dataset: Any, index_queue: Any, data_queue: Any, *rest: Any) -> None:
         LOG.reset()
         CORES.in_worker = True
         patch_fetchers(Patches())
         worker = int(rest[6]) if len(rest) > 6 and isinstance(rest[6], int) else os.getpid()
-        results = TimedQueue(data_queue, worker, self.folder, samples=self.samples)
+        if not self.looks:
+            LOG.num_length_batches = MOST_LENGTH_BATCHES
+        results = TimedQueue(
+            data_queue, worker, self.folder, profiles=self.looks, samples=self.looks and self.samples
+        )
         real_loop()(kind, dataset, index_queue, results, *rest)
 
 

@@ -15,7 +15,7 @@ from flatout.cli.render.diagnosis import LOOKS, render
 from flatout.doctor.examine import Diagnosis
 from flatout.doctor.rule import all_rules
 from flatout.measure import PHASES
-from flatout.measure.evidence import ArmNotRun
+from flatout.measure.evidence import ArmNotRun, Counterfactual
 from flatout.measure.run.schedule import ENDED_FIRST, NO_TIME
 from tests.support import doctor as builders
 
@@ -193,6 +193,20 @@ def test_a_block_within_the_noise_has_no_bar_and_no_figure(width: int) -> None:
     _title, line = text.partition("Your code, ")[2].partition("\n\n")[0].splitlines()
     assert line.rstrip().endswith("noise [0.97, 1.18]")
     assert "█" not in line
+
+
+def test_a_long_map_shows_the_blocks_that_cost_most() -> None:
+    def block(line: int, step_s: float) -> Counterfactual:
+        return builders.knocked_out(
+            dataclasses.replace(builders.SYNC_LINE, line=line), last_line=line, step_s=step_s
+        )
+
+    dear = [block(line, 4.0 + line / 100) for line in range(1, 8)]
+    noise = [block(line, 8.0) for line in range(20, 30)]
+    late = block(99, 5.0)
+    text = show(builders.diagnosis(evidence=builders.evidence(counterfactuals=(*dear, *noise, late))))
+    _title, *lines = text.partition("Your code, ")[2].partition("\n\n")[0].splitlines()
+    assert len(lines) == 8 and "noise" not in "".join(lines) and ":99" in lines[-1]
 
 
 def test_a_job_that_no_cause_could_be_looked_for_in_is_told_how_long_to_run() -> None:

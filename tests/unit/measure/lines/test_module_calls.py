@@ -125,3 +125,29 @@ def test_models_alike_are_counted_where_none_feeds_another(calls: ModuleCalls) -
     for member in (nn.Linear(3, 2), nn.Linear(3, 3)):
         note(mixed, member, torch.ones(4, 3))
     assert only(mixed).num_alike == 1
+
+
+def evaluated(calls: ModuleCalls, *, backward: bool = False, grown: bool = False) -> list[bool]:
+    """A model that trains, and is called once more in evaluation mode."""
+    model, x = nn.Linear(3, 1), torch.ones(2, 3, requires_grad=grown)
+    trained = model(torch.ones(2, 3))
+    note(calls, model, torch.ones(2, 3), result=trained)
+    trained.sum().backward()
+    model.eval()
+    again = model(x)
+    note(calls, model, x, result=again)
+    if backward:
+        again.sum().backward()
+    optimizer = torch.optim.SGD(model.parameters())
+    return [call.evaluates for call in calls.evidence([optimizer])]
+
+
+def test_a_model_that_trains_and_is_called_in_evaluation_mode_is_evaluated(calls: ModuleCalls) -> None:
+    assert evaluated(calls) == [False, True]
+
+
+@pytest.mark.parametrize("fields", [{"backward": True}, {"grown": True}])
+def test_a_call_whose_gradients_are_used_is_no_evaluation(
+    calls: ModuleCalls, fields: dict[str, bool]
+) -> None:
+    assert evaluated(calls, **fields) == [False, False]

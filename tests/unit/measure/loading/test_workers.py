@@ -259,7 +259,7 @@ def test_what_is_no_batch_passes_the_queue_unchanged() -> None:
     from torch._utils import ExceptionWrapper
 
     queue = Queue()
-    timed = TimedQueue(queue, 0, str(HERE.parent), samples=True)
+    timed = TimedQueue(queue, 0, str(HERE.parent), profiles=True, samples=True)
     failure = ExceptionWrapper((ValueError, ValueError("x"), None))
     passed = [(0, failure), (worker._ResumeIteration(), None), (1, None)]
     for item in passed:

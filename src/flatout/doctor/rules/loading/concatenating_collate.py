@@ -39,6 +39,7 @@ Exact: the same numbers in the same places.
 
 from __future__ import annotations
 
+from flatout.doctor import loading
 from flatout.doctor.ceilings import batches_per_step, loading_costs_nothing, share_of, wait_share
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import show_calls
@@ -79,11 +80,13 @@ def detect(evidence: Evidence) -> list[Finding]:
         share = _collate_share(evidence, loader) if loader.trains else None
         if share is None:
             continue
+        waiting = wait_share(evidence, loader)
+        most = share * loading.most_freed_share(evidence, loader, waiting) / waiting if waiting else share
         guilty = _guilty_lines(loader)
         total = sum(call.calls_per_batch for call in guilty)
         for call in guilty:
             part = call.calls_per_batch / total
-            findings += _finding(evidence, loader, call, share=share * part, of_share=share)
+            findings += _finding(evidence, loader, call, share=share * part, most=most)
     return findings
 
 
@@ -122,9 +125,7 @@ def _guilty_lines(loader: Loader) -> list[Call]:
     return [call for call in summed if call.calls_per_batch >= least]
 
 
-def _finding(
-    evidence: Evidence, loader: Loader, call: Call, *, share: float, of_share: float
-) -> list[Finding]:
+def _finding(evidence: Evidence, loader: Loader, call: Call, *, share: float, most: float) -> list[Finding]:
     assert loader.collate_s is not None
     samples = f" of {loader.batch_size} samples" if loader.batch_size is not None else ""
     where = f"{loader.num_workers} workers" if loader.num_workers else "the training process"
@@ -139,5 +140,5 @@ def _finding(
             f"the step takes {show_seconds(evidence.step_s)}",
         ),
         share=share,
-        observed_share=of_share,
+        observed_share=most,
     )

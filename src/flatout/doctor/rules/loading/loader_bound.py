@@ -13,9 +13,9 @@ The wait is at least 10 % of the step. The loader has workers, or each process h
 workers were tried without a gain. Steps on cached batches, or with more workers, are faster with the whole
 95 % interval above 1.05×. If a collate function explains the time, that is reported instead; so is a loader
 that fewer workers make faster. The ceiling is measured: steps with another number of workers if that was
-tried and helps, otherwise steps on cached batches, for which the loader costs nothing; it never exceeds the
-observed wait. The workers' own stacks name the lines in which they make a batch, and their CPU time
-distinguishes work from waiting.
+tried and helps, otherwise steps on cached batches, for which the loader costs nothing. It never exceeds the
+observed wait plus what the workers' own work takes from the step, their CPU time divided by the cores. The
+workers' stacks name the lines in which they make a batch, and their CPU time distinguishes work from waiting.
 
 Fix
 If workers wait for storage, use more of them, even more than there are cores:
@@ -121,7 +121,7 @@ def _finding(
         arms=ARMS if _gains(workers) else ARMS[1:],
         figures=[*figures, *loading.figures(loader)],
         share=share,
-        observed_share=share,
+        observed_share=loading.most_freed_share(evidence, loader, share),
         fix=_fix(loader, workers, cores=cores),
     )
 

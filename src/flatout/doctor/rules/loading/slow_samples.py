@@ -82,7 +82,8 @@ def detect(evidence: Evidence) -> list[Finding]:
             continue
         share = waiting * hot.samples / hot.all_samples
         if share >= LEAST_SHARE:
-            findings += _finding(evidence, loader, hot, share=share)
+            most = loading.most_freed_share(evidence, loader, waiting) * hot.samples / hot.all_samples
+            findings += _finding(evidence, loader, hot, share=share, most=most)
     return findings
 
 
@@ -157,7 +158,9 @@ def _workers(number: int) -> str:
     return f"{number} worker{'s' * (number != 1)}"
 
 
-def _finding(evidence: Evidence, loader: Loader, hot: HotFunction, *, share: float) -> list[Finding]:
+def _finding(
+    evidence: Evidence, loader: Loader, hot: HotFunction, *, share: float, most: float
+) -> list[Finding]:
     name = f"{hot.place.function}()" if hot.place.function else "the code around this line"
     where = _workers(loader.num_workers) if loader.num_workers else "the training process"
     at_line = f"in {hot.line_samples} of them at this line"
@@ -174,7 +177,7 @@ def _finding(evidence: Evidence, loader: Loader, hot: HotFunction, *, share: flo
         f"the step waits for {name}, most of the time at this line: {show_share(share)} of the step",
         figures=figures,
         share=share,
-        observed_share=share,
+        observed_share=most,
         proved_at=_whole_function(evidence, hot.place),
         fix=_fix(hot.library),
     )

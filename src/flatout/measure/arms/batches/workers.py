@@ -38,7 +38,7 @@ BLOCKED = 0.5  # of a batch's time: above it, a worker leaves its core to others
 MOST_INDICES = 1024  # batches of the job's sampler; then they repeat
 LONGEST_S = 30.0  # for the first batch
 LONGEST_LATER_S, MANY = 4.0, 10  # for any later batch: seconds, and as a multiple of the pace
-PACE_S = 2.0  # for finding the pace
+PACE_S, SURE_S = 2.0, 0.25  # for finding the pace: at most, unless workers are many, and at least
 
 
 class StandIn(Arm):
@@ -101,14 +101,21 @@ class Workers(StandIn):
         self._period_s = self._pace_s = 0.0
         self._due_s = 0.0
         self._process_s = 0.0
+        self._num_taken = 0  # batches in this step
 
     def begin(self) -> None:
         super().begin()
-        self._process_s, self._due_s = time.process_time(), now()
+        self._process_s, self._due_s, self._num_taken = time.process_time(), now(), 0
 
     def step_end(self) -> None:
-        """Compute the sustainable pace once the training process's own work for a step is known."""
+        """Compute the sustainable pace once the training process's own work per batch is known.
+
+        A step may take several batches, as in gradient accumulation, or none.
+        """
+        if not self._num_taken:
+            return
         spent_s, self._process_s = time.process_time() - self._process_s, time.process_time()
+        spent_s, self._num_taken = spent_s / self._num_taken, 0
         if self._cores and self._cpu_s:
             cpu_s = sum(self._cpu_s) / len(self._cpu_s)
             self._period_s = max(self._pace_s, (spent_s + cpu_s) / self._cores)
@@ -136,9 +143,12 @@ class Workers(StandIn):
             self._loaders.unwatched = False
 
     def _find_pace(self) -> None:
-        self._take()  # once this arrives, the workers have started
+        for _ in range(self._num_workers):
+            self._take()  # once these arrive, the workers have started
+        self._cpu_s.clear()  # a worker's first batch takes longer
         start, num = now(), 0
-        while num < 2 * self._num_workers and (num < self._num_workers or now() - start < PACE_S):
+        few = 2 * self._num_workers
+        while now() - start < SURE_S or (num < few and (num < self._num_workers or now() - start < PACE_S)):
             self._take()
             num += 1
         self._pace_s = self._period_s = (now() - start) / num
@@ -158,6 +168,7 @@ class Workers(StandIn):
             return None
         time.sleep(max(0.0, self._due_s - now()))
         self._due_s = max(self._due_s, now()) + self._period_s
+        self._num_taken += 1
         try:
             return self._take()
         except Exception as error:  # noqa: BLE001 - the dataset's own: the job's loader goes on

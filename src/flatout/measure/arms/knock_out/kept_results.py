@@ -3,8 +3,9 @@
 A returned tensor is tied to the tensors that the block would have read: gradients of zero flow to them, and
 none into the block.  An input that the block fills in place (`batch[i] = row`) is filled with the same
 values, as the memory of a new tensor holds anything.  Each call in a step has its own results, and so do
-calls with inputs of other shapes: if none are known, the block runs and the step does not count.  A lookup
-takes some microseconds, and a step may need a thousand of them, so lookups are not timed.
+calls with inputs of other shapes or without gradients, as in an evaluation: if none are known, the block runs
+and the step does not count.  A lookup takes some microseconds, and a step may need a thousand of them, so
+lookups are not timed.
 
 Shapes say nothing about a list of graphs.  Results of such inputs are kept in two steps, and serve only if
 they have the same shapes in both.  Steps on one and the same batch need only one.
@@ -32,7 +33,7 @@ PLAIN = (int, float, complex, bool, str, bytes, type(None), slice, range)
 UNBOUND = object()
 
 Shapes = tuple[Any, ...]
-Key = tuple[int, Shapes]
+Key = tuple[int, bool, bool, Shapes]  # number of the call, gradients, inference mode, shapes
 
 
 class NotPlain(Exception):
@@ -128,7 +129,7 @@ class KeptResults:
         start_s = now()
         variables = sys._getframe(1).f_locals
         values = [variables.get(name) for name in self.inputs]
-        key = (self.num_calls, _shapes(values))
+        key = (self.num_calls, *_modes(), _shapes(values))
         self.num_calls += 1
         known = self._kept.get(key) if self.giving else None
         if known is not None:
@@ -217,6 +218,13 @@ def _value(variables: Mapping[str, Any], name: str) -> Any:
     first, _, attribute = name.partition(".")
     value = variables.get(first, UNBOUND)
     return getattr(value, attribute, UNBOUND) if attribute else value
+
+
+def _modes() -> tuple[bool, bool]:
+    """Return whether gradients are recorded, and whether tensors are made that never have any."""
+    import torch
+
+    return torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 
 
 def _shapes(values: Sequence[Any]) -> Shapes:

@@ -37,6 +37,12 @@ def test_the_function_that_holds_most_is_named_at_its_heaviest_line(made):
     assert "55 of 100 samples" in finding.evidence[0]
 
 
+def test_workers_that_share_the_cores_with_the_step_hold_more_than_the_wait(made):
+    job = fetching(made, line(made, 20, 100), wait_share=0.3, cached=5.0, cpu_s=100.0)
+    (finding,) = detect(job)
+    assert (finding.share, finding.ceiling.speedup) == (pytest.approx(0.3), pytest.approx(5.0))
+
+
 @pytest.mark.parametrize(
     ("library", "words"),
     [

@@ -38,6 +38,13 @@ class Slow(Dataset[Any]):
         return torch.tensor(float(index)), torch.utils.data.get_worker_info() is not None
 
 
+class Looked(Slow):
+    """Samples that tell whether their process looks at what makes them."""
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor(LOG.profile is not None or LOG.stacks is not None)
+
+
 class Stream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(torch.arange(400.0))
@@ -98,12 +105,34 @@ def test_batches_are_handed_out_at_the_pace_of_the_workers(
     clock[0] += 10.0
     next(batches)
     assert clock[0] == pytest.approx(111.0)
-    arm._cpu_s[:] = [3.0]  # of a worker for each batch, and 1 of the training process, on two cores
-    monkeypatch.setattr(workers.time, "process_time", lambda: 1.0)
+    arm._cpu_s[:] = [3.0]  # of a worker for each batch; the training process took 6 for six, on two cores
+    monkeypatch.setattr(workers.time, "process_time", lambda: 6.0)
     arm.step_end()
     assert arm._period_s == pytest.approx(2.0)
+    arm.step_end()  # without a batch: a step that accumulates
+    next(batches)
+    arm._cpu_s[:] = [3.0]
+    monkeypatch.setattr(workers.time, "process_time", lambda: 8.0)
+    arm.step_end()
+    assert arm._period_s == pytest.approx(2.5)
     end(arm)
     arm.close()
+
+
+def test_workers_of_the_arm_are_only_timed(
+    watch: LoaderWatch, begin: Block, keep: Keep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Looking at what a worker does slows its first batches, and these show its pace."""
+    batches = keep(DataLoader(Looked(), batch_size=4))
+    taken: list[Any] = []
+    take = Workers._take
+    monkeypatch.setattr(Workers, "_take", lambda self: taken.append(take(self)) or taken[-1])
+    arm = make(watch, num_workers=1)
+    begin(arm)
+    arm.close()
+    assert next(batches) is not None and len(taken) > 4
+    assert not any(batch.any() for batch in taken)
+    assert watch._worker_loop.looks  # those of the job's own loaders look
 
 
 def test_without_workers_batches_are_made_here_by_the_jobs_sampler(
