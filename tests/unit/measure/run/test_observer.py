@@ -567,6 +567,22 @@ def test_a_forked_process_is_not_observed(observer: Observer) -> None:
     assert len(observer.rows) == num + 1
 
 
+def test_a_count_that_meets_a_game_is_repeated(observer: Observer) -> None:
+    """Every fifth step plays first: 20 calls that no step of training makes."""
+    optimizer, model = sgd(), nn.Linear(2, 2)
+    counted: list[int] = []
+    while observer.tools.kernels is None:
+        for _ in range(20 if len(counted) % 5 == 0 else 0):
+            model(torch.ones(1, 2))  # at: plays
+        model(torch.ones(3, 2))
+        counted.append(observer.arm == "count")
+        steps(optimizer, 1)
+    assert sum(counted) > 2 or not any(counted[::5])
+    assert observer.tools.modules is not None
+    places = [call.place.line for call in observer.tools.modules.evidence()]
+    assert places and line("plays") not in places
+
+
 class SlowClock:
     """Time in which `heavy` takes three seconds, and everything else what this process computes."""
 
