@@ -36,7 +36,7 @@ from flatout.measure.lines.live_objects import live_objects
 from flatout.measure.loading.fetch_stacks import fetch_lines
 from flatout.measure.run.episodes import find_episodes
 from flatout.measure.run.observer import Observer
-from flatout.measure.run.ranks.agreement import unwatched_processes
+from flatout.measure.run.ranks.unwatched import unwatched_processes
 from flatout.measure.run.rows import build_steps
 
 MOST_SET_UP = 0.5  # of the time; more is worth a word
