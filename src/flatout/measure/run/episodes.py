@@ -1,9 +1,10 @@
 """Time outside the typical step: evaluations, rollouts, checkpoints, epoch starts, set-up.
 
 A step that takes several times as long as its peers holds something else, and so may the first step of an
-epoch, or one that calls a model more often than nearly all others: a short game between updates.  Its excess over a typical step is the time to explain, and the stack samples in it say which of the
-user's lines hold it.  That line is the outermost one that no typical step has on its stack: `evaluate(model)`
-in the loop, not the model's own lines below it.  Time in which another program held the core does not count.
+epoch, or one that calls a model more often than nearly all others: a short game between updates. Its excess
+over a typical step is the time to explain, and the stack samples in it say which of the user's lines hold it.
+That line is the outermost one that no typical step has on its stack: `evaluate(model)` in the loop, not the
+model's own lines below it. Time in which another program held the core does not count.
 
 A diagnosis sees a minute of a job that may take days.  Time that recurs is spread over the steps in which it
 was seen, or over the epoch if it comes with each; time paid once (set-up, compilation) or seen a single time
