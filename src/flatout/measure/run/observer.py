@@ -61,6 +61,7 @@ MOST_SHOWN = 4  # lines of a step that was cut short, outermost first
 HANGS_S, HANGS = 8.0, 5  # a block of an arm: at least these seconds, and this multiple of a real block's time
 FEWEST_WARM_UP = 2  # steps, if the time is up before the job is warm
 KEPT_STEPS = 8  # of a real block, to be served again in counterfactual blocks
+FEWEST_FOR_ARMS = 10  # steps: warm-up, a real one, passes and a few arms
 MOST_RECOUNTS = 3  # of steps that turn out to hold a game or an evaluation
 DETAILED_STEPS = 8  # of a block, with phases marked on the GPU's stream; the others mark only their ends
 
@@ -459,6 +460,10 @@ class Observer:
         looks = [each for each in self.lookout.looks if each.time_s > self._step_began_s and each.places]
         lines = heaviest(looks)[0][:MOST_SHOWN] if looks else ()
         held = f", most of it at {', in '.join(map(str, lines))}" if lines else ""
+        if not self.rows and not set_up:
+            first_s = self.deadline.set_up_s
+            held += f"; the first one ended after {show_seconds(first_s)}, and {FEWEST_FOR_ARMS} such steps "
+            held += f"need --seconds {math.ceil(FEWEST_FOR_ARMS * first_s)}"
         self.tools.missing.append(f"{UNFINISHED}: it had not ended after {show_seconds(took_s)}{held}")
         self._leave_out(block.arm for block in self._later)
         if self.rows:

@@ -28,7 +28,7 @@ from flatout.measure.run import observer as observer_module
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.deadline import LEAST_STEPS_S
 from flatout.measure.run.lineage import LEAST_SET_UP_S, OVERDUE_S
-from flatout.measure.run.observer import JobListener, Observer, ObserverOptions
+from flatout.measure.run.observer import FEWEST_FOR_ARMS, JobListener, Observer, ObserverOptions
 from flatout.measure.run.schedule import ENDED_FIRST, StepBlock, WarmUp
 from tests.support.measure import line_of
 
@@ -408,7 +408,8 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Observer]:
 
 
 def evaluate(observer: Observer) -> None:
-    while len(observer.lookout.looks) < 5 or not observer.is_overdue:
+    seen = len(observer.lookout.looks)
+    while len(observer.lookout.looks) < seen + 5 or not observer.is_overdue:
         sum(range(1000))  # at: evaluates
 
 
@@ -419,6 +420,8 @@ def test_a_step_that_goes_on_after_the_time_is_cut_short_and_its_line_named(late
     assert late.finished and late.rows == []
     (reason,) = (each for each in late.tools.missing if each.startswith("the step under way"))
     assert f"{HERE.name}:{line('evaluates')}" in reason
+    seconds = int(reason.rpartition("need --seconds ")[2])
+    assert seconds == math.ceil(FEWEST_FOR_ARMS * late.deadline.set_up_s)
     assert not late.is_overdue
 
 

@@ -84,7 +84,7 @@ def _detect_shared(evidence: Evidence) -> list[Finding]:
             findings += RULE.proven(
                 evidence,
                 loader.place,
-                "its samples are padded to one length, and only some rows fill it",
+                "rows of its batches are padded to a common length that only some of them fill",
                 figures=(),
                 share=1 - 1 / max(each.speedup for each in gains.values()),
                 fix=f"{_fix(loader)}, and pad each batch to its longest row in collate_fn",
