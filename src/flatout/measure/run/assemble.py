@@ -278,7 +278,7 @@ def _missing(observer: Observer, ending: Ending) -> list[str]:
     missing = list(dict.fromkeys(observer.tools.missing))
     if observer.loaders.mutated:
         missing.append("cached batches: the script changes its batches in place, so some were fetched again")
-    unwatched = None if observer.rows else unwatched_processes()
+    unwatched = None if observer.rows else unwatched_processes(ended=not observer.out_of_time)
     if unwatched is not None:
         missing.append(unwatched)
     advice = f"; {MORE_STEPS}" if ending.is_its_own else ""

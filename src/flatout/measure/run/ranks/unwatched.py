@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import multiprocessing
 import resource
 import sys
 from typing import Any
@@ -47,14 +48,18 @@ class Offspring:
         handle = optimizers.register_optimizer_step_post_hook(note)
 
 
-def unwatched_processes() -> str | None:
-    """Say how long processes computed to which a script that took no step itself left the work."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # those that have ended
-    cpu_s = used.ru_utime + used.ru_stime
-    for process in psutil.Process().children(recursive=True):
+def unwatched_processes(*, ended: bool) -> str | None:
+    """Say how long processes computed to which a script that took no step itself may have left the work.
+
+    `ended`: the script came to its own end, so all of its processes count. While it waits, only those do that
+    it started to work beside it, not workers of a pool or a loader, or a compiler.
+    """
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)  # processes that have ended
+    cpu_s = used.ru_utime + used.ru_stime if ended else 0.0
+    for child in multiprocessing.active_children():
         with contextlib.suppress(psutil.Error):
-            times = process.cpu_times()
-            cpu_s += times.user + times.system
+            times = psutil.Process(child.pid).cpu_times()
+            cpu_s += 0.0 if child.daemon else times.user + times.system
     if cpu_s < LEAST_S:
         return None
     return f"{UNWATCHED} computed for {show_seconds(cpu_s)}, and only the script itself is watched"

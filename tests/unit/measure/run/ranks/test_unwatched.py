@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
+from typing import Any
 
+import pytest
 import torch
 
 from flatout.measure.run.ranks.unwatched import LEAST_S, UNWATCHED, Offspring, unwatched_processes
@@ -34,21 +37,24 @@ def test_a_forked_process_that_trains_lets_its_parent_know() -> None:
     assert offspring.trains
 
 
-def test_what_processes_compute_counts_while_they_live_and_afterwards() -> None:
-    reads, writes = os.pipe()
+def compute(done: Any) -> None:
+    while time.process_time() < 1.5 * LEAST_S:
+        pass
+    done.send(None)
+    done.recv()
 
-    def compute() -> None:
-        while time.process_time() < 1.5 * LEAST_S:
-            pass
-        os.write(writes, b"done")
-        time.sleep(60.0)
 
-    child = os.fork()
-    if child == 0:
-        compute()
-    os.read(reads, 4)
-    said = unwatched_processes()
-    os.kill(child, 9)
-    os.waitpid(child, 0)
-    assert said is not None and said.startswith(UNWATCHED)
-    assert unwatched_processes() is not None
+@pytest.mark.parametrize("daemon", [False, True])
+def test_what_processes_compute_counts_while_they_live_unless_they_are_workers(daemon: bool) -> None:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    child = context.Process(target=compute, args=(there,), daemon=daemon)
+    child.start()
+    here.recv()
+    said = unwatched_processes(ended=False)
+    here.send(None)
+    child.join()
+    assert (said is None) == daemon
+    assert said is None or said.startswith(UNWATCHED)
+    assert unwatched_processes(ended=False) is None
+    assert unwatched_processes(ended=True) is not None
