@@ -92,10 +92,12 @@ def count_creations(note: NoteCreation, patches: Patches) -> None:
 
     for kind in torch._tensor_classes:
         owner = sys.modules.get(kind.__module__)
-        if getattr(owner, kind.__name__, None) is kind:
+        current = getattr(owner, kind.__name__, None)
+        if current is kind or isinstance(current, _CountedType):  # two instruments may count at a time
             full_name = f"{kind.__module__}.{kind.__name__}"  # torch reads it: x.type(torch.LongTensor)
             names = {"__module__": kind.__module__, "__qualname__": kind.__name__}  # pickle reads these
-            counted = _CountedType(full_name, (), {"kind": kind, "note": staticmethod(note), **names})
+            calls = {"kind": current, "name": kind.__name__, "note": staticmethod(note)}
+            counted = _CountedType(full_name, (), {**calls, **names})
             patches.replace(owner, kind.__name__, counted)
     set_default = torch._C._set_default_tensor_type
 
@@ -117,12 +119,13 @@ class _CountedType(type):
     """Stands for a type of tensors: makes them, knows them, and has its attributes."""
 
     kind: Any
+    name: str
     note: NoteCreation
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         start = now()
         tensor = cls.kind(*args, **kwargs)
-        cls.note(cls.kind.__name__, args, tensor, sys._getframe(1), now() - start)
+        cls.note(cls.name, args, tensor, sys._getframe(1), now() - start)
         return tensor
 
     def __instancecheck__(cls, instance: Any) -> bool:

@@ -31,7 +31,6 @@ from flatout.measure import PHASES
 from flatout.measure.clock import EXCLUDED
 from flatout.measure.evidence import Place, StackPath, Stacks
 from flatout.measure.process.own_thread import OwnThread
-from flatout.measure.statistics import typical_steps
 
 if TYPE_CHECKING:
     from flatout.measure.clock import Clock
@@ -101,14 +100,14 @@ class StackSampler:
         """Let the threads of a forked process take turns as before."""
         sys.setswitchinterval(self._switch_interval_s)
 
-    def stop(self, *, steps_s: Sequence[float]) -> Stacks:
-        """Return the samples of steps that took `steps_s`, without steps far longer than usual."""
+    def stop(self, *, usual_steps: Sequence[int]) -> Stacks:
+        """Return the samples of the usual steps, numbered from the start."""
         self._thread.stop()
         self._thread.join()
         sys.setswitchinterval(self._switch_interval_s)
         if self.failure is not None:
             raise self.failure
-        usual = [self._steps[number] for number in typical_steps(steps_s)] or self._steps
+        usual = [self._steps[number] for number in usual_steps] or self._steps
         found = functools.reduce(operator.add, usual)
         by_phase: Counter[str] = Counter()
         for (region, _, _), num in found.items():

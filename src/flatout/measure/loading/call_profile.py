@@ -12,6 +12,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 from flatout.measure.evidence import Call, Place
+from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
 
 GLUE = {
@@ -32,13 +33,16 @@ class CallProfile:
         self._libraries: dict[CodeType, str | None] = {}
         self._running = False
         self._mode: Any = None
+        self._patches = Patches()
 
     def start(self) -> None:
         """Start, unless the job has a profiler of its own: cProfile could not be restored."""
         from flatout.measure.lines.array_lists import ArrayLists
+        from flatout.measure.lines.counted_calls import count_creations
 
         self._running = sys.getprofile() is None
         if self._running:
+            count_creations(self._note_creation, self._patches)
             self._mode = ArrayLists(lambda function: self._count(function, sys._getframe(1)))
             self._mode.__enter__()
             sys.setprofile(self._event)
@@ -47,6 +51,7 @@ class CallProfile:
         if self._running:
             sys.setprofile(None)
             self._running = False
+            self._patches.undo()
             if self._mode is not None:
                 self._mode.__exit__(None, None, None)
 
@@ -55,6 +60,13 @@ class CallProfile:
             Call(function=function, place=place, in_collate=in_collate, calls_per_batch=float(count))
             for (function, place, in_collate), count in self.counts.most_common(40)
         )
+
+    def _note_creation(self, name: str, args: Any, _tensor: Any, frame: FrameType, _spent_s: float) -> None:
+        """Count `torch.LongTensor` of a list of arrays, which neither the mode nor the profile sees."""
+        from flatout.measure.lines.array_lists import OF_ARRAYS, of_arrays
+
+        if of_arrays(name, args):
+            self._count(f"torch.{name}{OF_ARRAYS}", frame)
 
     def _event(self, frame: FrameType, event: str, argument: Any) -> None:
         if frame.f_code.co_name == MODE:

@@ -36,7 +36,7 @@ from flatout.measure.lines.live_objects import live_objects
 from flatout.measure.loading.fetch_stacks import fetch_lines
 from flatout.measure.run.episodes import find_episodes
 from flatout.measure.run.observer import Observer
-from flatout.measure.run.ranks.agreement import unwatched_processes
+from flatout.measure.run.ranks.unwatched import unwatched_processes
 from flatout.measure.run.rows import build_steps
 
 MOST_SET_UP = 0.5  # of the time; more is worth a word
@@ -278,7 +278,7 @@ def _missing(observer: Observer, ending: Ending) -> list[str]:
     missing = list(dict.fromkeys(observer.tools.missing))
     if observer.loaders.mutated:
         missing.append("cached batches: the script changes its batches in place, so some were fetched again")
-    unwatched = None if observer.rows else unwatched_processes()
+    unwatched = None if observer.rows else unwatched_processes(ended=not observer.out_of_time)
     if unwatched is not None:
         missing.append(unwatched)
     advice = f"; {MORE_STEPS}" if ending.is_its_own else ""

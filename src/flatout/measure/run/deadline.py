@@ -50,13 +50,17 @@ class Deadline:
         self.first_step_s = time.monotonic()
         self.ends_s = max(self.ends_s, self.first_step_s + min(LEAST_STEPS_S, self.seconds))
 
-    def due_s(self, steps_s: Iterable[float], *, step_began_s: float) -> float:
+    def due_s(
+        self, steps_s: Iterable[float], *, step_began_s: float, trains_elsewhere: bool = False
+    ) -> float:
         """Return when the step under way, which began at `step_began_s` of the job's clock, is overdue.
 
-        `steps_s` are the job's steps, read only once the time is up.
+        `steps_s` are the job's steps, read only once the time is up. A job that has processes of its own for
+        training takes no step, however long its set-up.
         """
         if self.first_step_s is None:
-            return self.began_s + max(self.seconds, LEAST_SET_UP_S) + OVERDUE_S
+            set_up_s = 0.0 if trains_elsewhere else LEAST_SET_UP_S
+            return self.began_s + max(self.seconds, set_up_s) + OVERDUE_S
         if self.seconds_left > 0:
             return self.ends_s + OVERDUE_S
         usual_s = statistics.median([*steps_s] or [0.0])

@@ -1,9 +1,10 @@
 """Time outside the typical step: evaluations, rollouts, checkpoints, epoch starts, set-up.
 
 A step that takes several times as long as its peers holds something else, and so may the first step of an
-epoch.  Its excess over a typical step is the time to explain, and the stack samples in it say which of the
-user's lines hold it.  That line is the outermost one that no typical step has on its stack: `evaluate(model)`
-in the loop, not the model's own lines below it.  Time in which another program held the core does not count.
+epoch, or one that calls a model more often than nearly all others: a short game between updates. Its excess
+over a typical step is the time to explain, and the stack samples in it say which of the user's lines hold it.
+That line is the outermost one that no typical step has on its stack: `evaluate(model)` in the loop, not the
+model's own lines below it. Time in which another program held the core does not count.
 
 A diagnosis sees a minute of a job that may take days.  Time that recurs is spread over the steps in which it
 was seen, or over the epoch if it comes with each; time paid once (set-up, compilation) or seen a single time
@@ -24,7 +25,7 @@ from flatout.measure.arms.arm import ONE_BATCH
 from flatout.measure.clock import WAIT
 from flatout.measure.evidence import INSTRUMENTS, Episode, EpisodeKind, Place, Stacks
 from flatout.measure.lines.lookout import Look
-from flatout.measure.run.rows import StepRow
+from flatout.measure.run.rows import StepRow, usual_forwards
 from flatout.measure.statistics import OUTLIER_FACTOR
 
 COUNTED = (
@@ -55,7 +56,7 @@ Loops = Callable[[Place], tuple[int, ...]]  # the first lines of the loops aroun
 
 @dataclass(slots=True)
 class LongStep:
-    """A step far longer than usual, and the samples in it."""
+    """A step that holds more than a usual one, and the samples in it."""
 
     row: StepRow
     took_s: float
@@ -197,11 +198,14 @@ def _long_steps(rows: Sequence[StepRow], seconds: Mapping[int, float]) -> Iterat
         usual_s = median(map(took_s, alike))
         usual_work_s = median(map(work_s, alike))
         usual_calls = median(row.num_forwards for row in alike)
+        most_call = usual_forwards(alike)
         usual_batches = median(row.num_batches for row in alike)
         for row in of_arm:
             begins = row.epoch_start and not (starts_count or warms_up)
             begins = begins and took_s(row) > LEAST_EPOCH_START * usual_s
-            if begins or work_s(row) > OUTLIER_FACTOR * usual_work_s > 0:
+            calls_more = most_call is not None and row.num_forwards > most_call
+            calls_more = calls_more and took_s(row) > usual_s
+            if begins or calls_more or work_s(row) > OUTLIER_FACTOR * usual_work_s > 0:
                 yield LongStep(
                     row,
                     took_s(row),

@@ -51,6 +51,7 @@ from flatout.measure.run.lineage import (
 )
 from flatout.measure.run.ranks import agreement
 from flatout.measure.run.ranks.exchange import Exchange
+from flatout.measure.run.ranks.unwatched import UNWATCHED, WATCH_THEM
 
 GRACE_S, AGAIN_S = 25.0, 2.5
 MARK = "FLATOUT_JOB"
@@ -372,15 +373,18 @@ def _check_ending(evidence: Evidence, end: _End, path: Path, name: str) -> None:
     if not num and job.exit_code:
         words = f": {job.error}" if job.error else ""
         raise ScriptFailed(f"{name} ended with exit code {job.exit_code} {when}{words}", hint=ITS_WORDS)
-    unfinished = next((reason for reason in evidence.missing if reason.startswith(UNFINISHED)), None)
-    if not num and unfinished is not None:
-        raise NothingMeasured(
-            f"{name}: the time was up before a step was measured; {unfinished}",
-            hint=MORE_TIME,
-        )
-    if not num:
-        hint = "no optimizer, backward or repeated model call was seen; flatout.step() can mark steps"
-        unwatched = next(
-            (reason for reason in evidence.missing if reason.startswith(agreement.UNWATCHED)), hint
-        )
-        raise NothingMeasured(f"{name} ended without a training step", hint=unwatched)
+    if num:
+        return
+    unfinished, unwatched = (
+        next((reason for reason in evidence.missing if reason.startswith(begins)), None)
+        for begins in (UNFINISHED, UNWATCHED)
+    )
+    what = f"{name} ended without a training step"
+    if unfinished is not None:
+        what = f"{name}: the time was up before a step was measured"
+    if unwatched is not None:
+        raise NothingMeasured(f"{what}; {unwatched}", hint=WATCH_THEM)
+    if unfinished is not None:
+        raise NothingMeasured(f"{what}; {unfinished}", hint=MORE_TIME)
+    hint = "no optimizer, backward or repeated model call was seen; flatout.step() can mark steps"
+    raise NothingMeasured(what, hint=hint)

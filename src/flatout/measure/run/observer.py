@@ -36,7 +36,8 @@ from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks import unsynchronised
 from flatout.measure.run.ranks.agreement import Agreement, group_store
 from flatout.measure.run.ranks.network import measure_network
-from flatout.measure.run.rows import StepRow, build_steps
+from flatout.measure.run.ranks.unwatched import Offspring
+from flatout.measure.run.rows import StepRow, build_steps, usual_forwards
 from flatout.measure.run.schedule import (
     DEAREST_PASS,
     ENDED_FIRST,
@@ -52,7 +53,7 @@ from flatout.measure.run.schedule import (
     plan_rounds,
 )
 from flatout.measure.run.steps import BACKWARD_CALL, EXPLICIT, MODEL_CALL, OPTIMIZER_STEP, Anchor, Key
-from flatout.measure.statistics import compare
+from flatout.measure.statistics import compare, typical_steps
 from flatout.measure.user_code import UserCode, framework_around
 
 WAIT_S = 1.0  # for the first backward pass, again and again until the time is up
@@ -60,6 +61,8 @@ MOST_SHOWN = 4  # lines of a step that was cut short, outermost first
 HANGS_S, HANGS = 8.0, 5  # a block of an arm: at least these seconds, and this multiple of a real block's time
 FEWEST_WARM_UP = 2  # steps, if the time is up before the job is warm
 KEPT_STEPS = 8  # of a real block, to be served again in counterfactual blocks
+FEWEST_FOR_ARMS = 10  # steps: warm-up, a real one, passes and a few arms
+MOST_RECOUNTS = 3  # of steps that turn out to hold a game or an evaluation
 DETAILED_STEPS = 8  # of a block, with phases marked on the GPU's stream; the others mark only their ends
 
 
@@ -121,6 +124,7 @@ class Observer:
         self.lookout = Lookout(self.clock, self.user_code, on_look=self._look_at_time)
         self.anchor = Anchor()
         self.agreement = Agreement()
+        self.offspring = Offspring()
         self.tools = Passes(self.user_code, self.clock)
         self.left_out = LeaveOut(self.user_code)
         self.batch_statements = BatchStatements(self.user_code, self.loaders)
@@ -155,6 +159,7 @@ class Observer:
         self._first_round = 0  # the number of the first block of an arm
         self._later: list[StepBlock] = []  # passes for the time that the arms leave
         self._proposed_again = False
+        self._recounts = 0
         self._anchor_key: Key | None = None
         self._counts = (0, 0, 0)
         self._waited_in_line_s = 0.0
@@ -385,6 +390,8 @@ class Observer:
         if self.position < self.blocks[self.block_number].num_steps and not late and not refused:
             return
         self._end_block(self.arm)
+        if self.arm == "count" and not (late or self.agreement.shared):
+            self._count_again()
         self.block_number += 1
         self.position = 0
         self.listener.block_ended()
@@ -425,7 +432,9 @@ class Observer:
         if self.agreement.shared:
             return math.inf
         steps_s = (row.host_s for row in self.rows)
-        return self.deadline.due_s(steps_s, step_began_s=self._step_began_s)
+        return self.deadline.due_s(
+            steps_s, step_began_s=self._step_began_s, trains_elsewhere=self.offspring.trains
+        )
 
     @property
     def is_overdue(self) -> bool:
@@ -451,6 +460,10 @@ class Observer:
         looks = [each for each in self.lookout.looks if each.time_s > self._step_began_s and each.places]
         lines = heaviest(looks)[0][:MOST_SHOWN] if looks else ()
         held = f", most of it at {', in '.join(map(str, lines))}" if lines else ""
+        if not self.rows and not set_up:
+            first_s = self.deadline.set_up_s
+            held += f"; the first one ended after {show_seconds(first_s)}, and {FEWEST_FOR_ARMS} such steps "
+            held += f"need --seconds {math.ceil(FEWEST_FOR_ARMS * first_s)}"
         self.tools.missing.append(f"{UNFINISHED}: it had not ended after {show_seconds(took_s)}{held}")
         self._leave_out(block.arm for block in self._later)
         if self.rows:
@@ -698,9 +711,25 @@ class Observer:
 
     def _end_block(self, label: str) -> None:
         self.end_arm()
-        self.tools.end(
-            label, [row.host_s for row in self.rows if row.block == self.block_number and row.arm == label]
-        )
+        steps_s = [row.host_s for row in self._rows_of_block()]
+        self.tools.end(label, steps_s, usual_steps=self._usual_steps())
+
+    def _rows_of_block(self) -> list[StepRow]:
+        return [row for row in self.rows if row.block == self.block_number and row.arm == self.arm]
+
+    def _usual_steps(self) -> list[int]:
+        """Return the numbers of this block's steps that hold nothing beside a usual step."""
+        rows = self._rows_of_block()
+        most_call = usual_forwards([row for row in self.rows if row.arm in ("warmup", REAL)])
+        usual = typical_steps([row.host_s for row in rows])
+        return [number for number in usual if most_call is None or rows[number].num_forwards <= most_call]
+
+    def _count_again(self) -> None:
+        """Repeat a count of steps that were not usual: what a game calls would be said of every step."""
+        block = self.blocks[self.block_number]
+        if len(self._usual_steps()) < len(self._rows_of_block()) and self._recounts < MOST_RECOUNTS:
+            self._recounts += 1
+            self.blocks.insert(self.block_number + 1, block)
 
     def end_arm(self) -> None:
         """Run steps unchanged again."""
@@ -720,3 +749,4 @@ def _leave_in_child(observer: Observer | None) -> None:
             arm.release()
         observer.removed = True
         observer.patches.undo()
+        observer.offspring.watch()

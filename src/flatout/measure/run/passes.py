@@ -99,8 +99,8 @@ class Passes:
             with self.guard("memory"):
                 self._memory_recorder.step_end()
 
-    def end(self, arm: str, steps_s: Sequence[float]) -> None:
-        """End a pass whose steps took `steps_s` seconds each."""
+    def end(self, arm: str, steps_s: Sequence[float], *, usual_steps: Sequence[int] = ()) -> None:
+        """End a pass whose steps took `steps_s` seconds each; `usual_steps` hold nothing else."""
         with self.guard(arm):
             if arm in ("count", "attribution") and self._counting:
                 self._end_counting(arm, steps_s)
@@ -113,7 +113,7 @@ class Passes:
                 self.memory = memory_recorder.stop()
             elif arm == "stacks" and self._sampler is not None:
                 sampler, self._sampler = self._sampler, None
-                self.stacks = sampler.stop(steps_s=steps_s)
+                self.stacks = sampler.stop(usual_steps=usual_steps)
                 self._note_loss()
         with self.guard(arm):
             self._run_as_before()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from flatout.measure.clock import EXCLUDED, phases_s, read_marks
 from flatout.measure.evidence import INSTRUMENTS, Step
-from flatout.measure.statistics import outliers
+from flatout.measure.statistics import FEWEST_STEPS, outliers
+
+MOST_STEPS = 2 / 3  # for a number of model calls to be the usual one
 
 
 @dataclass(slots=True)
@@ -34,6 +37,13 @@ class StepRow:
     @property
     def host_s(self) -> float:
         return sum(self.totals) - self.totals[EXCLUDED]
+
+
+def usual_forwards(rows: Sequence[StepRow]) -> int | None:
+    """Return how many times most steps call a model; None if that differs from step to step."""
+    found = Counter(row.num_forwards for row in rows)
+    number, times = found.most_common(1)[0] if found else (None, 0)
+    return number if len(rows) >= FEWEST_STEPS and times >= MOST_STEPS * len(rows) else None
 
 
 def build_steps(rows: Sequence[StepRow]) -> tuple[Step, ...]:

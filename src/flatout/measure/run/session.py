@@ -130,7 +130,7 @@ class Session(JobListener):
         if failed is not None:
             ending = self._give_up(failed, _how(ending))
         code = self._save(ending)
-        if self.num_stops and any(_own_threads()):
+        if self.num_stops and (any(_own_threads()) or any(_own_processes())):
             self._leave(code)
         if code == 0 and failed is not None:
             return ARM_FAILED
@@ -326,6 +326,13 @@ def _own_threads() -> Iterator[threading.Thread]:
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             yield thread
+
+
+def _own_processes() -> Iterator[multiprocessing.process.BaseProcess]:
+    """Yield the processes for which Python waits at its end."""
+    for process in multiprocessing.active_children():
+        if not process.daemon:
+            yield process
 
 
 def _words(error: BaseException) -> str:

@@ -49,7 +49,7 @@ def stacks() -> Stacks:
     for _ in range(3):
         step(clock)
     sampler.step_end()
-    return sampler.stop(steps_s=[0.3])
+    return sampler.stop(usual_steps=[0])
 
 
 def test_samples_are_counted_by_phase_and_what_is_ours_is_left_out(stacks: Stacks) -> None:
@@ -82,7 +82,7 @@ def test_an_instrument_that_fails_says_so_at_its_end(monkeypatch: pytest.MonkeyP
     sampler.start()
     spend(0.05)
     with pytest.raises(KeyError, match="broken"):
-        sampler.stop(steps_s=[0.05])
+        sampler.stop(usual_steps=[0])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a wish of Linux")

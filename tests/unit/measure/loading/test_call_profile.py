@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from flatout.measure.lines.counted_calls import count_creations
 from flatout.measure.loading.call_profile import CallProfile
+from flatout.measure.patches import Patches
 from flatout.measure.user_code import UserCode
 from tests.support.measure import line_of
 
@@ -119,3 +122,22 @@ def test_a_profiler_of_the_job_keeps_the_floor() -> None:
 def test_nothing_is_left_on_afterwards() -> None:
     profiled(lambda: glue(SAMPLES))
     assert sys.getprofile() is None
+
+
+@pytest.mark.filterwarnings("ignore:Creating a tensor from a list of numpy.ndarrays")
+def test_an_old_constructor_of_a_list_of_arrays_is_counted_also_inside_a_count_of_creations() -> None:
+    def work() -> None:
+        torch.LongTensor([np.arange(3)] * 4)  # at: long tensor
+        torch.LongTensor([1, 2])
+
+    expected = {("torch.LongTensor of arrays", line("long tensor")): 1}
+    assert profiled(work) == expected
+    noted: list[str] = []
+    patches = Patches()
+    count_creations(lambda name, *_: noted.append(name), patches)
+    try:
+        assert profiled(work) == expected
+    finally:
+        patches.undo()
+    assert noted == ["LongTensor"] * 2
+    assert any(kind is torch.LongTensor for kind in torch._tensor_classes)

@@ -40,6 +40,11 @@ def test_set_up_may_take_longer_than_the_steps() -> None:
     assert deadline.due_s((), step_began_s=0.0) == 100.0 + LEAST_SET_UP_S + OVERDUE_S
 
 
+def test_a_job_whose_own_processes_train_gets_no_more_time_for_its_set_up() -> None:
+    deadline = Deadline(5.0, began_s=100.0)
+    assert deadline.due_s((), step_began_s=0.0, trains_elsewhere=True) == 105.0 + OVERDUE_S
+
+
 def test_a_step_that_usually_takes_long_may_do_so_past_the_end() -> None:
     deadline = Deadline(0.0, began_s=None)
     deadline.note_first_step()

@@ -66,6 +66,31 @@ def test_a_run_of_typical_steps_has_no_episodes() -> None:
     assert Run().episodes() == ()
 
 
+def test_short_games_are_found_by_the_models_they_call() -> None:
+    """A game that adds a fifth of a step makes no long step; two in three of these have no sample."""
+    run = Run()
+    games_s = 0.0
+    for number in range(30):
+        run.steps(9)
+        start_s, end_s = run.step(1.2 * STEP_S, num_forwards=3)
+        games_s += 0.2 * STEP_S
+        if number % 3 == 0:
+            run.look(MAIN, CALLS, at_s=start_s + 1e-3, weight_s=0.004)
+            run.look(MAIN, STEP, at_s=end_s - 1e-3, weight_s=0.02)
+    (found,) = run.episodes(has_loader=False)
+    assert (found.kind, found.place, found.times) == ("rollout", CALLS, 30)
+    assert found.seconds == pytest.approx(games_s, rel=0.01)
+    assert [row.apart for row in run.rows] == [row.num_forwards == 3 for row in run.rows]
+
+
+def test_steps_that_call_models_ever_differently_are_no_games() -> None:
+    run = Run()
+    for number in range(30):
+        start_s, _ = run.step((1 + number % 5 / 10) * STEP_S, num_forwards=1 + number % 5)
+        run.look(MAIN, CALLS if number % 5 == 4 else STEP, at_s=start_s + 1e-3)
+    assert run.episodes() == ()
+
+
 def test_a_step_that_other_programs_held_up_is_no_episode() -> None:
     run = Run()
     for _ in range(3):

@@ -16,7 +16,7 @@ from flatout.ground.errors import BadInput, FlatoutError, Interrupted, NothingMe
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from flatout.measure.run import launch
 from flatout.measure.run.lineage import UNFINISHED
-from flatout.measure.run.ranks import agreement
+from flatout.measure.run.ranks.unwatched import UNWATCHED
 from tests.support import doctor as builders
 from tests.support.measure import BY_HAND, diagnose, write_script
 
@@ -97,8 +97,8 @@ def test_a_job_without_steps_has_nothing_to_diagnose_and_says_whether_it_failed(
     bare = builders.evidence(steps=(), job=builders.job(ended="finished", exit_code=0))
     with pytest.raises(NothingMeasured, match=r"train\.py ended without a training step"):
         launch._check_ending(bare, ending(0), Path("e.json"), "train.py")
-    elsewhere = dataclasses.replace(bare, missing=(f"{agreement.UNWATCHED} computed for 12 s",))
-    with pytest.raises(NothingMeasured, match=r"without a training step .*computed for 12 s"):
+    elsewhere = dataclasses.replace(bare, missing=(f"{UNWATCHED} computed for 12 s",))
+    with pytest.raises(NothingMeasured, match=r"without a training step; .*computed for 12 s.*watches every"):
         launch._check_ending(elsewhere, ending(0), Path("e.json"), "train.py")
     inside = "the step under way: it had not ended after 41 s, most of it at train.py:9"
     unfinished = builders.evidence(steps=(), job=builders.job(ended="measured"), missing=(inside,))

@@ -28,7 +28,7 @@ from flatout.measure.run import observer as observer_module
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.deadline import LEAST_STEPS_S
 from flatout.measure.run.lineage import LEAST_SET_UP_S, OVERDUE_S
-from flatout.measure.run.observer import JobListener, Observer, ObserverOptions
+from flatout.measure.run.observer import FEWEST_FOR_ARMS, JobListener, Observer, ObserverOptions
 from flatout.measure.run.schedule import ENDED_FIRST, StepBlock, WarmUp
 from tests.support.measure import line_of
 
@@ -408,7 +408,8 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Observer]:
 
 
 def evaluate(observer: Observer) -> None:
-    while len(observer.lookout.looks) < 5 or not observer.is_overdue:
+    seen = len(observer.lookout.looks)
+    while len(observer.lookout.looks) < seen + 5 or not observer.is_overdue:
         sum(range(1000))  # at: evaluates
 
 
@@ -419,6 +420,8 @@ def test_a_step_that_goes_on_after_the_time_is_cut_short_and_its_line_named(late
     assert late.finished and late.rows == []
     (reason,) = (each for each in late.tools.missing if each.startswith("the step under way"))
     assert f"{HERE.name}:{line('evaluates')}" in reason
+    seconds = int(reason.rpartition("need --seconds ")[2])
+    assert seconds == math.ceil(FEWEST_FOR_ARMS * late.deadline.set_up_s)
     assert not late.is_overdue
 
 
@@ -565,6 +568,22 @@ def test_a_forked_process_is_not_observed(observer: Observer) -> None:
     assert os.read(reader, 9) == b"0"
     steps(optimizer, 1)
     assert len(observer.rows) == num + 1
+
+
+def test_a_count_that_meets_a_game_is_repeated(observer: Observer) -> None:
+    """Every fifth step plays first: 20 calls that no step of training makes."""
+    optimizer, model = sgd(), nn.Linear(2, 2)
+    counted: list[int] = []
+    while observer.tools.kernels is None:
+        for _ in range(20 if len(counted) % 5 == 0 else 0):
+            model(torch.ones(1, 2))  # at: plays
+        model(torch.ones(3, 2))
+        counted.append(observer.arm == "count")
+        steps(optimizer, 1)
+    assert sum(counted) > 2 or not any(counted[::5])
+    assert observer.tools.modules is not None
+    places = [call.place.line for call in observer.tools.modules.evidence()]
+    assert places and line("plays") not in places
 
 
 class SlowClock:

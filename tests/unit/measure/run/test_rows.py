@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flatout.measure.clock import BACKWARD, EXCLUDED, FORWARD, NUM_REGIONS, REST
-from flatout.measure.run.rows import StepRow, build_steps
+from flatout.measure.run.rows import StepRow, build_steps, usual_forwards
 
 
 def row(
@@ -70,3 +70,10 @@ def test_steps_that_hold_something_else_are_not_kept() -> None:
 
 def test_no_rows_no_steps() -> None:
     assert build_steps([]) == ()
+
+
+def test_a_number_of_model_calls_is_usual_if_most_steps_have_it() -> None:
+    assert usual_forwards([row(number, num_forwards=9 if number == 4 else 2) for number in range(6)]) == 2
+    assert usual_forwards([row(number, num_forwards=number) for number in range(6)]) is None
+    assert usual_forwards([row(0), row(1)]) is None
+    assert usual_forwards([]) is None

@@ -222,6 +222,33 @@ def test_a_script_that_trains_in_processes_of_its_own_is_told_what_watches_them(
     assert line.endswith("torchrun -m flatout diagnose watches every rank it starts")
 
 
+def test_a_script_that_waits_for_ever_for_processes_that_train_ends_with_the_time(tmp_path: Path) -> None:
+    """A3C: the script itself waits for results, and its processes share the model and train it."""
+    body = """
+    import torch, torch.multiprocessing as mp
+
+    def train(model):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        while True:
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+    if __name__ == "__main__":
+        model = torch.nn.Linear(4, 1).share_memory()
+        processes = [mp.Process(target=train, args=(model,)) for _ in range(2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    """
+    write_script(tmp_path / "train.py", body, preamble="")
+    ran = diagnose("--seconds", "4", "train.py", folder=tmp_path)
+    (line,) = [line for line in ran.stderr.splitlines() if line.startswith("flatout: train.py")]
+    assert ran.code == 2
+    assert "the time was up before a step was measured; processes that the script started computed" in line
+    assert "let the script itself call what one of them runs" in line
+
+
 def test_a_process_that_it_forks_and_that_comes_to_its_end_is_not_the_job(tmp_path: Path) -> None:
     body = """
     child = os.fork()

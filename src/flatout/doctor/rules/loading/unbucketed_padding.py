@@ -16,7 +16,7 @@ The saved positions are weighted by the share of the step spent in the layers' o
 attention, convolutions, normalisation), and at least 5 % of the step must remain; a job that takes as long
 on half its batch is left alone. The ceiling is measured: steps whose batches are cut to the length that
 sorted batches would have. Samples that are already padded to one length hide their real lengths; for those,
-the evidence is the gain of steps whose batches are cut to their longest row.
+the evidence is the gain of steps whose batches are cut to their longest row, or sorted by length and cut.
 
 Fix
 Draw batches from samples of similar length: shuffle, sort within chunks of some 50 batches, cut batches,
@@ -60,21 +60,34 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 
 def _detect_shared(evidence: Evidence) -> list[Finding]:
-    """Find padding at the end of all rows, which samples bring along, so that real lengths are unknown."""
-    trimmed = next((each for each in evidence.counterfactuals if each.label == ARMS[0]), None)
-    if trimmed is None or trimmed.speedup_low < RESOLVABLE_SPEEDUP:
-        return []
+    """Find padding that samples bring along, so that real lengths are unknown: by the gain without it."""
+    gains = {
+        each.label: each
+        for each in evidence.counterfactuals
+        if each.kind == ARMS[0] and each.speedup_low >= RESOLVABLE_SPEEDUP
+    }
     findings = []
     for loader in evidence.loaders:
-        if loader.trains:
+        if not loader.trains or not gains:
+            continue
+        if ARMS[0] in gains:
             findings += RULE.proven(
                 evidence,
                 loader.place,
                 "every row of its batches is padded beyond the longest row",
                 figures=(),
-                share=1 - 1 / trimmed.speedup,
+                share=1 - 1 / gains[ARMS[0]].speedup,
                 fix="pad each batch to its longest row in collate_fn, instead of every sample to one length",
                 safety="reordered",
+            )
+        elif loader.lengths is None:
+            findings += RULE.proven(
+                evidence,
+                loader.place,
+                "rows of its batches are padded to a common length that only some of them fill",
+                figures=(),
+                share=1 - 1 / max(each.speedup for each in gains.values()),
+                fix=f"{_fix(loader)}, and pad each batch to its longest row in collate_fn",
             )
     return findings
 

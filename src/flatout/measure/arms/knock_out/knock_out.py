@@ -241,7 +241,8 @@ def keep_random_state() -> Callable[[], None]:
 def keep_gradients(optimizers: Iterable[Any], patches: Patches) -> None:
     """Give zeros to parameters that a backward pass leaves without a gradient, until the patches are undone.
 
-    Removing a block also removes its backward pass: the optimizer would skip the parameters inside it.
+    Removing a block also removes its backward pass: the optimizer would skip the parameters inside it. Zeros
+    are sparse where the last gradient was, at the same rows: optimizers for sparse gradients take no others.
     """
     import torch
 
@@ -252,6 +253,7 @@ def keep_gradients(optimizers: Iterable[Any], patches: Patches) -> None:
         for parameter in group["params"]
         if parameter.grad is not None
     ]
+    sparse = {id(each): each.grad for each in parameters if each.grad.layout == torch.sparse_coo}
     zeros: dict[int, Any] = {}
     backward: Callable[..., Any] = torch.autograd.backward
 
@@ -261,8 +263,17 @@ def keep_gradients(optimizers: Iterable[Any], patches: Patches) -> None:
             if parameter.grad is None:
                 known = zeros.get(id(parameter))
                 if known is None:
-                    known = zeros[id(parameter)] = torch.zeros_like(parameter)
+                    last = sparse.get(id(parameter))
+                    known = torch.zeros_like(parameter) if last is None else _zeroed(last)
+                    zeros[id(parameter)] = known
                 parameter.grad = known
         return result
 
     patches.replace(torch.autograd, "backward", backward_and_fill)
+
+
+def _zeroed(gradient: Any) -> Any:
+    """Return a sparse gradient of zeros at the rows of `gradient`, which `zeros_like` would drop."""
+    zeroed = gradient.clone()
+    zeroed._values().zero_()
+    return zeroed

@@ -18,7 +18,7 @@ from flatout.measure.device.flops import flops_of
 PRODUCT_SIZE = {"cpu": 384, "cuda": 4096}
 COPY_BYTES = {"cpu": 1 << 24, "cuda": 1 << 27}
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
-REPEATS = 3
+FEWEST_REPEATS, REPEATS_S = 3, 0.05  # at least; other programs may hold a core for several milliseconds
 BACKWARD = 3.0  # a product and its two gradients
 
 
@@ -63,14 +63,14 @@ def device_speeds(device: str, dtype: str = "fp32") -> tuple[float, float] | Non
 
 
 def _fastest_s(work: Any, device: str) -> float:
-    times_s = []
-    for _ in range(1 + REPEATS):
+    times_s: list[float] = []
+    while len(times_s) <= FEWEST_REPEATS or sum(times_s) < REPEATS_S:
         _wait(device)
         start_s = time.perf_counter()
         work()
         _wait(device)
-        times_s.append(time.perf_counter() - start_s)
-    return max(1e-9, min(times_s[1:]))
+        times_s.append(max(1e-9, time.perf_counter() - start_s))
+    return min(times_s[1:])
 
 
 def _wait(device: str) -> None:

@@ -10,33 +10,17 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import resource
 from collections.abc import Callable
 from typing import Any
 
 from flatout.ground.codec import decode, encode
 from flatout.ground.torchrun import read_launch
-from flatout.ground.units import show_seconds
 from flatout.measure.patches import Patches
 from flatout.measure.run.schedule import StepBlock
 
 KEY = "flatout/plan"
 ATTEMPT = "FLATOUT_ATTEMPT"
 LEAD_STEPS = 3
-UNWATCHED = "processes that the script started"
-LEAST_UNWATCHED_S = 1.0
-
-
-def unwatched_processes() -> str | None:
-    """Say where a script that took no step itself left the work, as with torch.multiprocessing.spawn."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_s = used.ru_utime + used.ru_stime
-    if cpu_s < LEAST_UNWATCHED_S:
-        return None
-    return (
-        f"{UNWATCHED} computed for {show_seconds(cpu_s)}, and only the script itself is watched; "
-        "torchrun -m flatout diagnose watches every rank it starts"
-    )
 
 
 class Agreement:

@@ -74,3 +74,15 @@ def test_padding_that_samples_bring_along_is_found_by_steps_without_it(made, spe
     findings = detect(evidence)
     assert [finding.ceiling.speedup for finding in findings] == ([pytest.approx(speedup)] if fires else [])
     assert all("longest row" in finding.fix for finding in findings)
+
+
+def test_samples_padded_to_one_length_that_few_of_them_fill_are_found_by_sorted_steps(made):
+    """Every batch holds a row that fills it, so nothing can be cut off before rows of a length meet."""
+    sorted_steps = made.counterfactual(
+        "trimmed", 1.23, label="trimmed, similar lengths", place=made.place(10)
+    )
+    evidence = made.evidence(loaders=(made.loader(lengths=None),), counterfactuals=(sorted_steps,))
+    (finding,) = detect(evidence)
+    assert finding.ceiling.speedup == pytest.approx(1.23)
+    assert finding.safety == "lossy"
+    assert "batch_sampler" in finding.fix and "longest row" in finding.fix

@@ -83,3 +83,24 @@ def test_parameters_without_a_gradient_get_zeros_until_undone() -> None:
     optimizer.zero_grad()
     (used * 2).sum().backward()
     assert lost.grad is None
+
+
+def test_zeros_are_sparse_where_the_last_gradient_was() -> None:
+    """SparseAdam refuses dense gradients, and takes time in proportion to the rows of a sparse one."""
+    table = nn.Embedding(9, 2, sparse=True)
+    head = nn.Parameter(torch.ones(2))
+    optimizers = [torch.optim.SparseAdam(table.parameters()), torch.optim.SGD([head], lr=0.1)]
+    rows = torch.tensor([1, 4, 4])
+    (table(rows) * head).sum().backward()
+    patches = Patches()
+    keep_gradients(optimizers, patches)
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    before = table.weight.detach().clone()
+    (head * 2).sum().backward()
+    patches.undo()
+    assert table.weight.grad is not None and table.weight.grad.is_sparse
+    assert table.weight.grad._indices().tolist() == [[1, 4, 4]]
+    assert not table.weight.grad.to_dense().any()
+    optimizers[0].step()
+    assert table.weight.equal(before)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from flatout.measure.run.ranks.unwatched import LEAST_S, UNWATCHED, Offspring, unwatched_processes
+
+
+def in_child(work: object) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            work()  # type: ignore[operator]
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+
+
+def test_a_forked_process_that_trains_lets_its_parent_know() -> None:
+    offspring = Offspring()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    in_child(offspring.watch)
+    optimizer.step()
+    assert not offspring.trains  # the child has not trained, and the parent's own steps do not count
+
+    def train() -> None:
+        offspring.watch()
+        optimizer.step()
+        optimizer.step()
+
+    in_child(train)
+    assert offspring.trains
+
+
+def compute(done: Any) -> None:
+    while time.process_time() < 1.5 * LEAST_S:
+        pass
+    done.send(None)
+    done.recv()
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_what_processes_compute_counts_while_they_live_unless_they_are_workers(daemon: bool) -> None:
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+    child = context.Process(target=compute, args=(there,), daemon=daemon)
+    child.start()
+    here.recv()
+    said = unwatched_processes(ended=False)
+    here.send(None)
+    child.join()
+    assert (said is None) == daemon
+    assert said is None or said.startswith(UNWATCHED)
+    assert unwatched_processes(ended=False) is None
+    assert unwatched_processes(ended=True) is not None
