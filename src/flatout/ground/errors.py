@@ -23,6 +23,8 @@ import importlib
 from collections.abc import Iterable
 from types import ModuleType
 
+LONGEST_LINE = 300
+
 
 class FlatoutError(Exception):
     """The root of the tree; `exit_code` is what the command line ends with."""
@@ -112,6 +114,12 @@ def near_hint(name: str, known: Iterable[str], listed: Iterable[str] = ()) -> st
     names = list(known)
     near = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(listed or names)}"
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error of somebody else's says first; PyTorch lists every backend in one line."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…"
 
 
 def is_interrupt(error: BaseException | None) -> bool:

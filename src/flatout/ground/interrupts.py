@@ -29,15 +29,19 @@ SET_PARENT_DEATH_SIGNAL = 1  # prctl(2)
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which goes to this process alone; Ctrl-C goes to the whole group."""
+    """SIGTERM, which goes to this process alone, or a lost terminal; Ctrl-C goes to the whole group."""
 
 
 class Interrupts:
     """SIGINT and SIGTERM inside `with`, in the main thread; elsewhere nothing is installed."""
 
-    def __init__(self, *, ask: bool = False, hold: bool = False) -> None:
-        """`ask`: the owner reads `came`; `hold`: raise nothing before the first `release`."""
+    def __init__(self, *, ask: bool = False, hold: bool = False, hangup: bool = False) -> None:
+        """`ask`: the owner reads `came`; `hold`: raise nothing before the first `release`.
+
+        `hangup`: SIGHUP, the end of the terminal, is one too, unless it is ignored, as under nohup.
+        """
         self._ask = ask
+        self._hangup = hangup
         self._holding = ask or hold
         self._number: int | None = None
         self._before: dict[int, Any] = {}
@@ -49,7 +53,10 @@ class Interrupts:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            if self._hangup and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            for number in numbers:
                 self._before[number] = signal.signal(number, self._take)
         return self
 
@@ -99,4 +106,4 @@ def end_with_parent() -> None:
 
 
 def _interrupt(number: int) -> KeyboardInterrupt:
-    return Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+    return KeyboardInterrupt() if number == signal.SIGINT else Terminated()

@@ -16,6 +16,7 @@ import psutil
 
 from flatout.ground import OnProgress, ignore
 from flatout.ground.errors import BadInput
+from flatout.ground.interrupts import Interrupts
 from flatout.ground.runs import (
     CHANNEL_FILE,
     RUN_FILE,
@@ -49,9 +50,10 @@ def open_sampler(
     """Yield a sampler that is not started; its log and sinks are complete when this ends.
 
     Without `pid` it watches the latest running job of the runs folder, if there is one.  `log` is a folder in
-    which to keep a run.
+    which to keep a run.  SIGTERM and the loss of the terminal end it as Ctrl-C does: it has not died.
     """
     with contextlib.ExitStack() as stack:
+        stack.enter_context(Interrupts(hangup=True))
         kept: Path | None = None
         if pid is not None:
             scratch = log or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flatout-")))

@@ -7,7 +7,15 @@ import re
 import pytest
 
 from flatout.ground import errors
-from flatout.ground.errors import BadInput, FlatoutError, MissingExtra, import_extra, is_interrupt
+from flatout.ground.errors import (
+    LONGEST_LINE,
+    BadInput,
+    FlatoutError,
+    MissingExtra,
+    first_line,
+    import_extra,
+    is_interrupt,
+)
 
 
 def tree(error: type[FlatoutError]) -> list[type[FlatoutError]]:
@@ -77,3 +85,9 @@ def test_an_interrupt_is_found_below_what_a_library_made_of_it() -> None:
     assert is_interrupt(KeyboardInterrupt())
     assert not is_interrupt(RuntimeError("of its own"))
     assert not is_interrupt(None)
+
+
+def test_of_somebody_elses_error_the_first_line_is_shown_and_not_too_much_of_it() -> None:
+    assert first_line(ValueError("no such size\nand a stack")) == "no such size"
+    assert first_line(ValueError()) == ""
+    assert len(first_line(ValueError("a backend, " * 200))) == LONGEST_LINE + 1

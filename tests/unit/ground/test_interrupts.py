@@ -19,6 +19,17 @@ def test_a_signal_interrupts(number: signal.Signals) -> None:
     assert signal.getsignal(number) is before
 
 
+def test_the_loss_of_the_terminal_is_one_where_asked_for_and_not_ignored() -> None:
+    with pytest.raises(Terminated), Interrupts(hangup=True):
+        signal.raise_signal(signal.SIGHUP)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with Interrupts(hangup=True):
+            signal.raise_signal(signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_a_held_block_runs_to_its_end() -> None:
     done = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flatout.ground.errors import BadInput
-from flatout.ground.runs import list_runs, read_run
+from flatout.ground.runs import list_runs, read_run, state_of
 from flatout.monitor.job.job_meter import JobMeter
 from flatout.monitor.job.watch import end_watching, watch
 from flatout.monitor.open_sampler import MACHINE, folder_of, latest_job, open_sampler
@@ -113,6 +114,22 @@ def test_a_log_is_kept_where_one_is_asked_for(tmp_path: Path) -> None:
     assert run.name == MACHINE and run.ended_s is not None
     assert len(list(replay(folder))) == 2
     assert notes == [f"the log is kept in {folder}"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_viewer_that_is_ended_by_a_signal_has_ended_and_not_died(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    def view() -> None:
+        with open_sampler(log=tmp_path / "kept") as sampler:
+            sampler.take()
+            signal.raise_signal(number)
+
+    with pytest.raises(KeyboardInterrupt):
+        view()
+    ((folder, run),) = list_runs(tmp_path / "kept")
+    assert state_of(run) == "ended"
+    assert len(list(replay(folder))) == 1
 
 
 def test_the_log_of_a_process_is_its_own_run(tmp_path: Path) -> None:

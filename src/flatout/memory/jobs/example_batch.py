@@ -52,6 +52,12 @@ def resize_batch(batch: Any, *, batch_size: int, example_size: int) -> Any:
     def with_rows(tensor: Tensor) -> Tensor:
         if tensor.dim() == 0 or tensor.shape[0] != example_size:
             return tensor
+        if tensor.layout is not torch.strided:
+            layout = str(tensor.layout).removeprefix("torch.")
+            raise BadInput(
+                f"the example batch holds a {layout} tensor, whose rows cannot be repeated",
+                hint="plan the step with dense tensors: they need no less",
+            )
         return tensor[torch.arange(batch_size) % example_size]
 
     return map_tensors(batch, with_rows)

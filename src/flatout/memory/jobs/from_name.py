@@ -24,7 +24,7 @@ from flatout.ground.errors import BadInput
 from flatout.ground.user_code import attribute_of, calling, import_file, import_named, make_importable
 from flatout.memory.jobs import from_huggingface, from_lightning
 from flatout.memory.jobs.example_batch import maker_of, tensors_of
-from flatout.memory.jobs.from_objects import copy_model, is_lightning, optimizer_maker, own_loss
+from flatout.memory.jobs.from_objects import is_lightning, job_of_model, optimizer_maker, own_loss
 from flatout.memory.jobs.job import Job, Recipe
 
 PARTS = ("model", "batch", "loss", "optimizer")
@@ -174,12 +174,17 @@ def _job_of_parts(parts: Mapping[str, Any], *, name: str) -> Job:
             f"{name} returned a loss of type {type(loss).__name__}", hint="give loss(model, batch) -> scalar"
         )
     make_batch, sizes = maker_of(parts["batch"])
+    optimizer = parts.get("optimizer")
+    if given is not None:
+        return job_of_model(
+            given, make_batch=make_batch, sizes=sizes, optimizer=optimizer, loss=loss, name=name
+        )
     return Job(
         name=name,
-        make_model=model if given is None else lambda: copy_model(given),
+        make_model=model,
         make_batch=make_batch,
         loss=loss or own_loss,
-        make_optimizer=optimizer_maker(parts.get("optimizer"), model=given),
+        make_optimizer=optimizer_maker(optimizer, model=None),
         sizes=sizes,
     )
 

@@ -8,7 +8,8 @@ gradients are not copied, and the given model is never touched.
 
 A step function is taken apart into its loss: the modules it names (in its closure, its globals, or on the
 object it is a method of) are replaced by copies, and what it returns is the loss.  So it must not run
-backward or the optimizer itself; modules it reaches only through other functions are not seen.
+backward or the optimizer itself.  The same goes for the modules that a loss names beside its model.  Those
+that are reached only through other functions are not found here; the trace refuses their parameters.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from __future__ import annotations
 import copy
 import inspect
 import types
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from flatout.ground.errors import BadInput
+from flatout.ground.errors import BadInput, first_line
 from flatout.memory.jobs.example_batch import maker_of
+from flatout.memory.jobs.held_tensors import fresh_tensor, held_tensors
 from flatout.memory.jobs.job import Job, adamw
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ def job_of(
     """Return the job that trains a model on batches like `batch` (an example or a batch maker).
 
     `model_or_step` is a module, a LightningModule, or a function `step(batch)` that returns the loss.
-    `optimizer` is an instance (its class, settings and parameter groups are kept), a class, a function of the
-    list of trainable parameters, or None for AdamW.  `loss(model, batch)` defaults to the model's own.
+    `optimizer` is an instance (its class, settings and parameter groups are kept), a list of instances, a
+    class, a function of the list of trainable parameters, or None for those that the step names, else AdamW.
+    `loss(model, batch)` defaults to the model's own.
     """
     from torch import nn
 
@@ -62,13 +64,13 @@ def job_of(
                 name=name or type(model).__name__,
                 make_optimizer=optimizer_maker(optimizer, model=model) if optimizer is not None else None,
             )
-        return Job(
-            name=name or type(model).__name__,
-            make_model=lambda: copy_model(model),
+        return job_of_model(
+            model,
             make_batch=make_batch,
-            loss=loss or own_loss,
-            make_optimizer=optimizer_maker(optimizer, model=model),
             sizes=sizes,
+            optimizer=optimizer,
+            loss=loss,
+            name=name or type(model).__name__,
         )
     if loss is not None or not callable(model_or_step):
         raise BadInput(f"expected a module or a step function, got {type(model_or_step).__name__}")
@@ -79,6 +81,44 @@ def job_of(
         optimizer=optimizer,
         name=name or _name(model_or_step),
     )
+
+
+def job_of_model(
+    model: nn.Module,
+    *,
+    make_batch: Callable[..., Any],
+    sizes: dict[str, int],
+    optimizer: Any,
+    loss: Loss | None,
+    name: str,
+) -> Job:
+    """Return the job of a model and of the modules that its loss names, such as a teacher."""
+    from torch import nn
+
+    parts = {id(part) for part in model.modules()}
+    loss = loss or own_loss
+    used = _find_used(loss) if isinstance(loss, types.FunctionType | types.MethodType) else {}
+    others = {id(v): v for v in used.values() if isinstance(v, nn.Module) and id(v) not in parts}
+    originals = [model, *others.values()] if any(map(_holds_tensors, others.values())) else [model]
+    whole = model if len(originals) == 1 else nn.ModuleList(originals)
+
+    def loss_of_copies(copies: nn.Module, batch: Any) -> Tensor:
+        made = list(copies.children())
+        replaced = {id(original): its_copy for original, its_copy in zip(originals, made, strict=True)}
+        return _rebind(loss, replaced)(made[0], batch)  # type: ignore[no-any-return]
+
+    return Job(
+        name=name,
+        make_model=lambda: copy_model(whole),
+        make_batch=make_batch,
+        loss=loss if whole is model else loss_of_copies,
+        make_optimizer=optimizer_maker(optimizer, model=whole),
+        sizes=sizes,
+    )
+
+
+def _holds_tensors(module: nn.Module) -> bool:
+    return any(True for _ in held_tensors(module))
 
 
 def is_lightning(found: type) -> bool:
@@ -116,19 +156,19 @@ def copy_model(model: nn.Module) -> nn.Module:
     from torch import nn
 
     memo: dict[int, Any] = {}
-    for tensor in _held_tensors(model, seen=set()):
+    for _place, tensor in held_tensors(model):
         if nn.parameter.is_lazy(tensor):
             raise BadInput(
                 f"{type(model).__name__} has lazy layers whose sizes are not known yet",
                 hint="call the model on a batch once, before it is planned",
             )
         if type(tensor) in (torch.Tensor, nn.Parameter):
-            memo.setdefault(id(tensor), _fresh(tensor))
+            memo.setdefault(id(tensor), fresh_tensor(tensor))
     try:
         made: nn.Module = copy.deepcopy(model, memo)
     except (TypeError, RuntimeError) as error:  # locks, open files, tensors inside a graph
         raise BadInput(
-            f"{type(model).__name__} cannot be copied: {(str(error).splitlines() or [''])[0]}",
+            f"{type(model).__name__} cannot be copied: {first_line(error)}",
             hint="name a function that builds it instead: pkg.module:build",
         ) from error
     for original, its_copy in zip(model.modules(), made.modules(), strict=True):
@@ -137,85 +177,31 @@ def copy_model(model: nn.Module) -> nn.Module:
     return made
 
 
-def _held_tensors(value: Any, *, seen: set[int]) -> Iterator[Tensor]:
-    """Every tensor that a module holds: registered, as an attribute, or in a list of modules."""
-    import torch
-    from torch import nn
-
-    if isinstance(value, torch.Tensor):
-        yield value
-        return
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    parts: Iterable[Any] = ()
-    if isinstance(value, nn.Module):
-        parts = vars(value).values()
-    elif isinstance(value, Mapping):
-        parts = value.values()
-    elif isinstance(value, list | tuple):
-        parts = value
-    for part in parts:
-        yield from _held_tensors(part, seen=seen)
-
-
-def _fresh(tensor: Tensor) -> Tensor:
-    import torch
-    from torch import nn
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    with torch.no_grad():
-        fresh = torch.empty_like(tensor, device=torch.get_default_device())
-        if not (isinstance(fresh, FakeTensor) or fresh.is_meta or tensor.is_meta):
-            fresh.copy_(tensor)
-    if isinstance(tensor, nn.Parameter):
-        return nn.Parameter(fresh, requires_grad=tensor.requires_grad)
-    return fresh
-
-
 def optimizer_maker(optimizer: Any, *, model: nn.Module | None) -> MakeOptimizer:
-    """Return `make_optimizer(trainable)` from an optimizer, its class, a function, or None."""
-    import torch
-
+    """Return `make_optimizer(trainable)` from an optimizer, several, a class, a function, or None."""
     if optimizer is None:
         return adamw
-    if isinstance(optimizer, torch.optim.Optimizer):
+    if several := _listed(optimizer):
         if model is None:
             raise BadInput(
                 "an existing optimizer belongs to an existing model",
                 hint="give the optimizer as a function of the list of parameters",
             )
-        return _like(optimizer, model)
+        from flatout.memory.jobs.optimizer_copies import like
+
+        return like(several, model)
     if isinstance(optimizer, type) or callable(optimizer):
         make: MakeOptimizer = optimizer
         return make
     raise BadInput(f"the optimizer is {type(optimizer).__name__}, neither an optimizer nor a function")
 
 
-def _like(optimizer: torch.optim.Optimizer, model: nn.Module) -> MakeOptimizer:
-    """Return a maker of the same optimizer over a copy's parameters, without its state."""
-    position = {id(p): at for at, p in enumerate(p for p in model.parameters() if p.requires_grad)}
-    groups = [
-        ({key: value for key, value in group.items() if key != "params"}, [id(p) for p in group["params"]])
-        for group in optimizer.param_groups
-    ]
-    if any(ident in position for _, ids in groups for ident in ids) is False:
-        raise BadInput(
-            f"{type(optimizer).__name__} holds none of the model's trainable parameters",
-            hint="make it from model.parameters()",
-        )
+def _listed(optimizer: Any) -> list[torch.optim.Optimizer]:
+    """Return existing optimizers as a list: one, or a list of them, such as those of a GAN."""
+    import torch
 
-    def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-        like = object.__new__(type(optimizer))
-        like.__dict__.update(vars(optimizer))
-        like.state = defaultdict(dict)
-        like.param_groups = [
-            {**settings, "params": [parameters[position[ident]] for ident in ids if ident in position]}
-            for settings, ids in groups
-        ]
-        return like
-
-    return make_optimizer
+    several = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    return several if all(isinstance(each, torch.optim.Optimizer) for each in several) else []
 
 
 def _job_of_step(
@@ -237,8 +223,8 @@ def _job_of_step(
             hint="let the step use its model by name, or give the model and loss=",
         )
     if optimizer is None:
-        found = [value for value in used.values() if isinstance(value, torch.optim.Optimizer)]
-        optimizer = found[0] if len(found) == 1 else None
+        found = {id(each): each for each in used.values() if isinstance(each, torch.optim.Optimizer)}
+        optimizer = list(found.values()) or None
     whole = originals[0] if len(originals) == 1 else nn.ModuleList(originals)
 
     def loss(model: nn.Module, batch: Any) -> Tensor:
@@ -263,7 +249,7 @@ def _job_of_step(
     )
 
 
-def _find_used(step: Callable[[Any], Any]) -> dict[str, Any]:
+def _find_used(step: Callable[..., Any]) -> dict[str, Any]:
     """Return what a step names: closure, globals, and the attributes of a method's object."""
     from torch import nn
 
@@ -289,7 +275,7 @@ def _find_used(step: Callable[[Any], Any]) -> dict[str, Any]:
     return {**variables.globals, **variables.nonlocals, **attributes}
 
 
-def _rebind(step: Callable[[Any], Any], replaced: Mapping[int, Any]) -> Callable[[Any], Any]:
+def _rebind(step: Callable[..., Any], replaced: Mapping[int, Any]) -> Callable[..., Any]:
     """Return the step with other objects in place of those it names."""
     if isinstance(step, types.MethodType):
         owner = step.__self__

@@ -6,6 +6,7 @@ run) and by the benchmark (the measured truth), so that a prediction and a measu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -20,6 +21,15 @@ Precision = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16"]
 Mode = Literal["train", "evaluate", "generate"]
 Sizes = Mapping[str, int]  # "batch_size", often "length", and any knob of the job's own, such as "negatives"
 PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "pure-bf16")
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite number; what callers pass is not checked by types."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 def check_batch_size(batch_size: int, *, of: str) -> None:
@@ -96,11 +106,11 @@ class Recipe:
         errors = []
         if self.precision not in PRECISIONS:
             errors.append(f"precision={self.precision!r} is not one of {', '.join(PRECISIONS)}")
-        if self.accumulation < 1:
-            errors.append(f"accumulation={self.accumulation} must be at least 1")
-        if self.clip_norm is not None and self.clip_norm <= 0:
-            errors.append(f"clip_norm={self.clip_norm} must be positive")
-        if self.new_tokens < 0:
-            errors.append(f"new_tokens={self.new_tokens} must not be negative")
+        if not is_count(self.accumulation):
+            errors.append(f"accumulation={self.accumulation!r} must be a whole number of at least 1")
+        if self.clip_norm is not None and not (is_number(self.clip_norm) and self.clip_norm > 0):
+            errors.append(f"clip_norm={self.clip_norm!r} must be a positive number")
+        if not (is_count(self.new_tokens) or self.new_tokens == 0):
+            errors.append(f"new_tokens={self.new_tokens!r} must be a whole number, not negative")
         if errors:
             raise BadInput("; ".join(errors))

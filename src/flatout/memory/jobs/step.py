@@ -6,6 +6,7 @@ and backward per micro-batch, then unscaling, clipping and the optimizer.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -52,8 +53,20 @@ def make_parts(job: Job, recipe: Recipe, *, device: str) -> Parts:
     if not trainable:
         raise BadInput(f"{job.name} has no parameter that requires a gradient")
     optimizer = job.make_optimizer(trainable)
+    _check_step(optimizer)
     scaler = torch.amp.GradScaler(device) if recipe.precision == "fp16" else None
     return Parts(model=model, optimizer=optimizer, scaler=scaler)
+
+
+def _check_step(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimizer that computes the loss itself, as often as the data asks for, such as L-BFGS."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        name = type(optimizer).__name__
+        raise BadInput(
+            f"{name} computes the loss within its step, as often as the data asks for: that is not planned",
+            hint=f"plan with another optimizer, and add what {name} keeps",
+        )
 
 
 def _enable_checkpointing(model: nn.Module, name: str) -> None:

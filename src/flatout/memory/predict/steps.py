@@ -17,7 +17,7 @@ from flatout.ground import OnProgress, ignore
 from flatout.ground.errors import BadInput, StructureChanges
 from flatout.hardware.device import Device
 from flatout.hardware.simulated import simulated_device
-from flatout.memory.jobs.job import Job, Recipe, Sizes, check_batch_size
+from flatout.memory.jobs.job import Job, Recipe, Sizes, check_batch_size, is_count
 from flatout.memory.predict.replay import Replay, SizedTrace, fit_replay, sized
 from flatout.memory.predict.samples import BATCH, sample_sizes
 from flatout.memory.process.isolated_process import check_build, run_isolated, run_with_cuda
@@ -76,8 +76,8 @@ class TracedSteps:
         on_progress: OnProgress = ignore,
         on_traces: Callable[[int], None] = lambda num_traces: None,
     ) -> None:
-        if ranks < 1 or parallel not in ("ddp", "fsdp2"):
-            raise BadInput(f"ranks={ranks} and parallel={parallel!r}: at least 1 rank, under ddp or fsdp2")
+        if not is_count(ranks) or parallel not in ("ddp", "fsdp2"):
+            raise BadInput(f"ranks={ranks!r} and parallel={parallel!r}: at least 1 rank, under ddp or fsdp2")
         unknown = [knob for knob in knobs if knob not in job.sizes]
         if unknown:
             raise _unknown_sizes(unknown, job)
@@ -87,6 +87,10 @@ class TracedSteps:
         self.native = native
         self.knobs = tuple(dict.fromkeys((BATCH, *knobs)))
         self.ranks, self.parallel = ranks, parallel
+        if not isinstance(device, Device | str | None):
+            raise BadInput(
+                f"device={device!r} is not the name of a GPU", hint='write it as "A100-80GB" or "24GB"'
+            )
         self.device = simulated_device(device) if isinstance(device, str) else device
         # A device that is known by its memory alone has no kind to find a native trace by.
         of_no_kind = native and (self.device is None or self.device.compute_capability is None)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
-from flatout.ground.errors import BadInput, ChildDied, FlatoutError, ForkUnusable
+from flatout.ground.errors import BadInput, ChildDied, FlatoutError, ForkUnusable, first_line
 
 Result = TypeVar("Result")
 FORK_TRIES = 300
@@ -170,9 +170,8 @@ def answer_of(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[str
     except FlatoutError as error:
         return ("error", error)
     except Exception as error:  # noqa: BLE001  the model's own code can raise anything
-        first_line = (str(error).strip().splitlines() or [""])[0]
         described = BadInput(
-            f"the step raised {type(error).__name__}: {first_line}",
+            f"the step raised {type(error).__name__}: {first_line(error)}",
             hint=f"at {_place(error)}; it runs without data here",
         )
         return ("error", described)

@@ -31,6 +31,7 @@ from flatout.memory.cuda.workspaces import Group, Workspaces
 from flatout.memory.jobs import eight_bit_adam
 from flatout.memory.jobs.batch_without_data import make_batch
 from flatout.memory.jobs.example_batch import map_tensors
+from flatout.memory.jobs.held_tensors import Place, held_tensors
 from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.jobs.step import AUTOCAST, make_parts, run_step
 from flatout.memory.trace import dynamic_sizes, known_values
@@ -145,6 +146,10 @@ class Tracer(TorchDispatchMode):
             return _device_of(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if func is SCALAR:
             return self._scalar(args[0])
+        if self.phase != "setup":
+            for argument in args:
+                if type(argument) is nn.Parameter:  # one that was made for the trace is a FakeTensor
+                    _refuse_stranger(argument)
         if dynamic_sizes.depends_on_values(func, args):
             out = dynamic_sizes.run(func, args, kwargs, guess=self.guess)
         else:
@@ -272,10 +277,7 @@ def _trace_step(
         parts = make_parts(job, recipe, device=device)
         rules.after_imports()  # building the model imported what it needs
         parts.optimizer = eight_bit_adam.without_data(parts.optimizer)
-        for parameter in parts.model.parameters():
-            tracer.track(parameter, "parameter", "parameters")
-        for buffer in parts.model.buffers():
-            tracer.track(buffer, "buffer", "buffers")
+        held = _track_model(tracer, parts.model)
         if last_micro_batch:
             _hold_gradients(tracer, parts.model)
         batch = map_tensors(batch_on_host, lambda tensor: _make_fake(tensor, tracer))
@@ -292,9 +294,10 @@ def _trace_step(
         for tensor in recurrent.lasting():
             tracer.track(tensor, "cuDNN", "workspaces")
         hosted = _track_state(tracer, parts.optimizer)
+        replaced = _replaced(tracer, parts.model, held)
         events = list(tracer.events)  # what dies with this function is no part of the step
     counts = [(parameter.numel(), parameter.requires_grad) for parameter in parts.model.parameters()]
-    log = two_steps(events, tracer.born, start=start, hosted=hosted, sums=tracer.sums)
+    log = two_steps(events, tracer.born, start=start, hosted=hosted, replaced=replaced, sums=tracer.sums)
     return Trace(
         sizes=sizes,
         storages=log.storages,
@@ -306,6 +309,13 @@ def _trace_step(
         attention=dict(tracer.attention),
         leans_on=_leans_on(tracer),
         native=device == "cuda",
+    )
+
+
+def _refuse_stranger(parameter: nn.Parameter) -> None:
+    raise BadInput(
+        f"the step uses a parameter of {tuple(parameter.shape)} that is not part of the model",
+        hint="name its module in the loss or the step itself, or make it a part of the model",
     )
 
 
@@ -378,19 +388,56 @@ def _track_gradients(tracer: Tracer, model: nn.Module) -> None:
             tracer.track(parameter.grad, "gradient", "gradients")
 
 
+def _track_model(tracer: Tracer, model: nn.Module) -> dict[Place, int]:
+    """Mark what the model holds before the step; return the number of every storage, by place."""
+    held = _numbers_of(tracer, model, "buffers")
+    for parameter in model.parameters():
+        tracer.track(parameter, "parameter", "parameters")
+    return held
+
+
+def _numbers_of(tracer: Tracer, model: nn.Module, component: Component | None = None) -> dict[Place, int]:
+    found = ((place, tracer.track(tensor, "buffer", component)) for place, tensor in held_tensors(model))
+    return {place: number for place, number in found if number is not None}
+
+
+def _replaced(tracer: Tracer, model: nn.Module, held: dict[Place, int]) -> dict[int, int]:
+    """Return which storages of the model have others in their place after the step."""
+    after = _numbers_of(tracer, model)
+    replaced = {old: after[place] for place, old in held.items() if after.get(place, old) != old}
+    for old, new in replaced.items():
+        tracer.born[new].component = tracer.born[old].component
+    return replaced
+
+
 def _track_state(tracer: Tracer, optimizer: torch.optim.Optimizer | None) -> set[int]:
     """Mark the optimizer's state; the numbers of step counters, which live on the host."""
     hosted: set[int] = set()
-    for group in optimizer.param_groups if optimizer is not None else ():
-        on_device = group.get("fused") or group.get("capturable")
-        for parameter in group["params"]:
-            for name, value in optimizer.state.get(parameter, {}).items():  # type: ignore[union-attr]
-                if not isinstance(value, Tensor):
-                    continue
-                if name == "step" and not on_device:
-                    number = tracer.forget(value)
-                    if number is not None:
-                        hosted.add(number)
-                else:
-                    tracer.track(value, "optimizer state", "optimizer state")
+    for each in _with_wrapped(optimizer) if optimizer is not None else ():
+        groups = vars(each).get("param_groups", ())
+        on_device = {
+            id(parameter)
+            for group in groups
+            for parameter in group["params"]
+            if group.get("fused") or group.get("capturable")
+        }
+        for place, tensor in held_tensors({**vars(each), "param_groups": None}):
+            if len(place) == 3 and place[0] == "state" and place[2] == "step" and place[1] not in on_device:
+                number = tracer.forget(tensor)
+                if number is not None:
+                    hosted.add(number)
+            else:
+                tracer.track(tensor, "optimizer state", "optimizer state")
     return hosted
+
+
+def _with_wrapped(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+    """List an optimizer and those it steps itself, such as the one within SAM."""
+    found: list[torch.optim.Optimizer] = [optimizer]
+    for each in found:
+        parts = [
+            part for value in vars(each).values() for part in (value if isinstance(value, list) else [value])
+        ]
+        known = {id(known) for known in found}
+        found += [p for p in parts if isinstance(p, torch.optim.Optimizer) and id(p) not in known]
+    return found

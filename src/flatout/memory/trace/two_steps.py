@@ -3,13 +3,14 @@
 The log of a tracer holds births, deaths and the names of phases as they begin.  Two things are put right
 here.  Where gradients of several uses meet, autograd adds into the first one if nobody else holds it; tensors
 without data are added into a third, so such a sum is made one with its first summand.  And the step after the
-first is the same step again, except that gradients are dropped at its start, and that the optimizer's state
-and the libraries' workspaces exist.
+first is the same step again, except that gradients are dropped at its start, that the optimizer's state
+and the libraries' workspaces exist, and that what the first step replaced (a parameter, a running average)
+is replaced once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,11 +50,13 @@ def two_steps(
     *,
     start: int,
     hosted: Collection[int] = (),
+    replaced: Mapping[int, int] | None = None,
     sums: Iterable[tuple[int, int]] = (),
 ) -> StepsLog:
     """Return what is alive at `start`, the step from there on, and the step after it.
 
-    `hosted` storages live on the host and are left out; `sums` are pairs of a sum and its first summand.
+    `hosted` storages live on the host and are left out; `replaced` maps storages from before the step to
+    those in their place after it; `sums` are pairs of a sum and its first summand.
     """
     before = [number for number in alive_after(events[:start]) if not _is_stray(born[number])]
     strays = set(alive_after(events[:start])) - set(before)
@@ -71,12 +74,15 @@ def two_steps(
         if components[number] == "optimizer state"
         or (components[number] == "workspaces" and number not in deaths)
     }
-    dropped = [~number for number in sorted(births - deaths - state)]
-    again = [
-        _move(event, len(born))
-        for event in step
-        if _number(event) not in state and not (_is_death(event) and _number(event) in inherited)
-    ]
+    successors = {old: new for old, new in (replaced or {}).items() if new in births - deaths - state}
+    dropped = [~number for number in sorted(births - deaths - state - set(successors.values()))]
+    again: list[Event] = []
+    for event in step:
+        number = _number(event)
+        if number in inherited and _is_death(event):
+            again += [~successors[number]] if number in successors else []
+        elif number not in state:
+            again.append(_move(event, len(born)))
     head = 1 if again and isinstance(again[0], str) else 0
     next_step = [*again[:head], *dropped, *again[head:]]
     return _renumber([("setup", before), ("first", step), ("next", next_step)], born, components)

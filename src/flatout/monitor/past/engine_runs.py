@@ -90,6 +90,8 @@ def digest_run(folder: Path, run: Run | None = None) -> RunDigest:
     wall_s = None if ended_s is None else ended_s - run.started_s
     if run.kind == WATCHED:
         reported = read_channel(folder / CHANNEL_FILE)
+        if wall_s is None and reported is not None:  # it died: as long as it reported
+            wall_s = max(reported.time_s - run.started_s, 0.0)
         last = {} if reported is None or reported.loss is None else {"loss": reported.loss}
         steps = None if reported is None else reported.steps
         return RunDigest(folder=folder, run=run, state=state, steps=steps, duration_s=wall_s, last=last)

@@ -50,7 +50,7 @@ def verdicts(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
     if len(recent) < ENOUGH_SAMPLES:
         number = f"{len(recent)} sample{'' if len(recent) == 1 else 's'}"
         reason = f"{number} so far; a verdict needs {ENOUGH_SAMPLES}"
-        return (_unknown(reason, action="wait a few seconds"),)
+        return (_unknown(reason, action="a run that goes on has one soon"),)
     if last is not None and last.state in ("ended", "died"):
         return (_unknown(f"the job has {last.state}", action="flatout report shows the whole run"),)
     return judge(recent)

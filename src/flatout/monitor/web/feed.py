@@ -147,7 +147,13 @@ class Feed:
     def _list_runs(self) -> None:
         listed = self.run_list
         entries = [entry.to_json() for entry in listed.entries]
-        document = {"runs": entries, "first": listed.first, "most": MOST_OPEN, "folder": str(listed.folder)}
+        document = {
+            "runs": entries,
+            "unlisted": listed.num_unlisted,
+            "first": listed.first,
+            "most": MOST_OPEN,
+            "folder": str(listed.folder),
+        }
         shown = event("runs", document)
         if shown != self._runs:
             self._runs = shown

@@ -8,6 +8,7 @@ logs at most, so that a folder of hundreds of runs is listed at once and filled 
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -102,6 +103,7 @@ class RunList:
             self.own_key = MACHINE if self._own_folder is None else self._own_folder.name
         self.folders: dict[str, Path] = {}
         self.entries: tuple[Entry, ...] = ()
+        self.num_unlisted = 0  # older ones
         self.read()
 
     @property
@@ -129,7 +131,9 @@ class RunList:
                 found.setdefault(folder.resolve(), (folder, read_run(folder)))
             except BadInput:
                 continue
-        for folder, run in list_runs(self._root, kind="watch")[:MOST_LISTED]:
+        kept = [each for each in list_runs(self._root, kind="watch") if not self._is_own_log(each[1])]
+        self.num_unlisted = max(len(kept) - MOST_LISTED, 0)
+        for folder, run in kept[:MOST_LISTED]:
             found.setdefault(folder.resolve(), (folder, run))
         self._look(list(found))
         entries = [Entry(key=MACHINE)] if self.own_key == MACHINE else []
@@ -143,6 +147,11 @@ class RunList:
             entries.append(Entry(key=key, run=run, glance=glance, seen=seen_from_here(run, glance)))
         self.folders, self.entries = folders, tuple(entries)
         return self.entries
+
+    def _is_own_log(self, run: Run) -> bool:
+        """Whether it is the log of this machine that this very process keeps, which is listed as such."""
+        is_own = run.name == MACHINE and run.pid == os.getpid() and state_of(run) == "running"
+        return self.own_key == MACHINE and is_own
 
     def log_of(self, key: str) -> Log | None:
         """Return the log behind a key."""
@@ -164,6 +173,7 @@ class FleetRuns:
     """The list of a fleet: one entry for each node, with what it does at present."""
 
     own_key = None
+    num_unlisted = 0
 
     def __init__(self, fleet: Fleet) -> None:
         self._fleet = fleet

@@ -128,3 +128,8 @@ def test_a_batch_maker_without_a_batch_size_or_with_an_unknown_size_is_refused()
         maker_of(lambda rows, columns: torch.ones(rows, columns, 2))
     with pytest.raises(BadInput, match="length have no default"):
         maker_of(lambda batch_size, length: torch.ones(batch_size, length, 2))
+
+
+def test_the_rows_of_a_sparse_example_are_not_repeated() -> None:
+    with pytest.raises(BadInput, match="holds a sparse_coo tensor, whose rows cannot be repeated"):
+        resize_batch(torch.eye(3).to_sparse(), batch_size=2, example_size=3)

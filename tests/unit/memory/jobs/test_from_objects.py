@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from flatout.ground.errors import BadInput
 from flatout.memory.jobs.from_objects import copy_model, job_of, optimizer_maker, own_loss
 from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.jobs.optimizer_copies import Several
 from flatout.memory.jobs.step import Parts, make_parts, run_step
 
 
@@ -267,3 +268,48 @@ def test_a_step_that_returns_no_loss_is_refused_when_it_runs() -> None:
 
     with pytest.raises(BadInput, match="returned float, not a loss"):
         stepped(job_of(step, torch.ones(2, 2)))
+
+
+def test_the_modules_that_a_loss_names_are_part_of_the_job() -> None:
+    model, teacher = nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)
+    centres = nn.Linear(3, 7)
+    both = [*model.parameters(), *centres.parameters()]
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        return (centres(model(batch)).sum() + (model(batch) - teacher(batch)).square().sum()) * 1.0
+
+    job = job_of(model, torch.ones(2, 4), loss=loss, optimizer=torch.optim.SGD(both, lr=0.1))
+    whole = job.make_model()
+    assert sum(p.numel() for p in whole.parameters()) == 15 + 15 + 28
+    trainable = [p for p in whole.parameters() if p.requires_grad]
+    job.loss(whole, torch.ones(2, 4)).backward()  # type: ignore[no-untyped-call]
+    assert all(p.grad is not None for p in trainable)
+    assert all(p.grad is None for p in both)
+    optimizer = job.make_optimizer(trainable)
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == set(map(id, trainable))
+
+
+def test_a_loss_may_name_the_model_itself_and_modules_without_weights() -> None:
+    model, criterion = nn.Linear(4, 3), nn.CrossEntropyLoss()
+
+    def loss(given: nn.Module, batch: Tensor) -> Tensor:
+        return criterion(given(batch), torch.zeros(2, dtype=torch.long)) + 0.0 * model.in_features  # type: ignore[no-any-return]
+
+    job = job_of(model, torch.ones(2, 4), loss=loss)
+    assert type(job.make_model()) is nn.Linear
+    assert job.loss is loss
+
+
+def test_a_step_that_names_two_optimizers_has_both() -> None:
+    model, critic = nn.Linear(4, 3), nn.Linear(3, 1)
+    first, second = torch.optim.Adam(model.parameters()), torch.optim.SGD(critic.parameters(), lr=0.1)
+
+    def step(batch: Tensor) -> Tensor:
+        assert first is not None and second is not None
+        return critic(model(batch)).sum()  # type: ignore[no-any-return]
+
+    job = job_of(step, torch.ones(2, 4))
+    whole = job.make_model()
+    optimizer = job.make_optimizer(list(whole.parameters()))
+    assert isinstance(optimizer, Several)
+    assert [type(each) for each in optimizer.optimizers] == [torch.optim.Adam, torch.optim.SGD]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +53,17 @@ def test_everything_wrong_with_a_recipe_is_said_at_once() -> None:
         Recipe(precision="fp8", accumulation=0, clip_norm=0.0, new_tokens=-1)  # type: ignore[arg-type]
     for part in ("precision='fp8'", "accumulation=0", "clip_norm=0.0", "new_tokens=-1"):
         assert part in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"accumulation": 1.5}, {"accumulation": "2"}, {"clip_norm": "1"}, {"clip_norm": float("nan")}],
+    ids=str,
+)
+def test_a_recipe_of_other_kinds_of_values_is_refused(wrong: dict[str, Any]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(BadInput, match=f"{name}={value!r} must be"):
+        Recipe(**wrong)
 
 
 def test_recipes_are_keys() -> None:

@@ -193,3 +193,9 @@ def test_a_wrapped_model_is_to_be_given_as_it_is_before() -> None:
     job = job_of(lambda: DistributedDataParallel(4, 4), lambda batch_size: torch.ones(batch_size, 4))
     with pytest.raises(BadInput, match="wrapped by DistributedDataParallel"):
         make_parts(job, Recipe(), device="cpu")
+
+
+def test_an_optimizer_that_computes_the_loss_itself_is_refused() -> None:
+    job = mlp_job(make_optimizer=torch.optim.LBFGS)
+    with pytest.raises(BadInput, match="LBFGS computes the loss within its step"):
+        make_parts(job, Recipe(), device="cpu")

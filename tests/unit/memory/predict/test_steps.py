@@ -17,6 +17,7 @@ from flatout.memory.predict.forecast import (
     Forecaster,
 )
 from flatout.memory.predict.replay import sized
+from flatout.memory.predict.steps import TracedSteps
 from flatout.memory.trace.record import Trace
 from flatout.planner.forecast.trace_cache import TraceCache
 from tests.support.memory import job_of, mlp_job, tower, traced
@@ -131,3 +132,10 @@ def test_another_amount_of_memory_starts_from_the_same_traces(tmp_path: Path) ->
         subject.peak_bytes({"batch_size": 8, "width": 32}, recipe=Recipe())
         made.append(subject.num_traced)
     assert made == [1, 0, 1]
+
+
+def test_a_device_and_ranks_of_other_kinds_are_refused() -> None:
+    with pytest.raises(BadInput, match="device=80 is not the name of a GPU"):
+        TracedSteps(tower(), device=80)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="ranks='2'"):
+        TracedSteps(tower(), ranks="2")  # type: ignore[arg-type]

@@ -383,3 +383,71 @@ def test_a_layer_norm_copies_before_it_makes_its_result() -> None:
     ops = [born.op for born in under_rules(normed).storages]
     first = next(at for at, op in enumerate(ops) if "layer_norm" in op)
     assert ops[first].startswith("workspace of") and ops[first + 1].startswith("aten.native_layer_norm")
+
+
+class Nested(torch.optim.Optimizer):
+    """Keeps a matrix per dimension in a list, as Shampoo does, and an optimizer within."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+        self.within = torch.optim.Adam(self.param_groups[0]["params"])
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            self.state[p].setdefault("factors", [p.new_zeros(size, size) for size in p.shape])
+        self.within.step()
+
+
+def test_state_in_lists_and_in_an_optimizer_within_is_counted_and_stays() -> None:
+    trace = traced(mlp_job(width=WIDTH, make_optimizer=Nested))
+    factors = 4 * 2 * 3 * WIDTH * WIDTH  # of a weight and a bias, in both layers
+    assert kept(trace)["optimizer state"] == factors + 2 * 4 * MLP_PARAMETERS
+    assert total(trace)["optimizer state"] == kept(trace)["optimizer state"]  # made once for both steps
+
+
+class Replacing(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for p in self.param_groups[0]["params"]:
+            p.data = p.data - 0.1 * p.grad
+
+
+class Averaging(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("average", torch.zeros(WIDTH, WIDTH))
+        self.seen = torch.zeros(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Any:
+        self.average = 0.9 * self.average + 0.1 * self.layer.weight.detach()
+        self.seen = self.seen + 1.0
+        return self.layer(x)
+
+
+def alive_at(trace: Trace, step: str, phase: str) -> dict[str, int]:
+    at = next(index for index, name, begun in trace.marks if (name, begun) == (step, phase))
+    alive = {event for event in trace.events[:at].tolist() if event >= 0}
+    alive -= {~event for event in trace.events[:at].tolist() if event < 0}
+    return bytes_by_component([trace.storages[number] for number in alive])
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
+def test_what_a_step_replaces_is_there_in_the_next(phase: str) -> None:
+    trace = traced(mlp_job(width=WIDTH, make_optimizer=lambda params: Replacing(params, {})))
+    assert alive_at(trace, "next", phase)["parameters"] == 4 * MLP_PARAMETERS
+    averaging = traced(job_of(Averaging, lambda batch_size: torch.randn(batch_size, WIDTH)))
+    assert alive_at(averaging, "next", phase)["buffers"] == 2 * 4 * WIDTH * WIDTH
+
+
+def test_a_parameter_that_is_not_part_of_the_model_is_refused() -> None:
+    stranger = nn.Linear(WIDTH, 3)
+    apply = {"stranger": stranger}
+    job = job_of(
+        lambda: nn.Linear(WIDTH, WIDTH),
+        lambda batch_size: torch.randn(batch_size, WIDTH),
+        loss=lambda model, batch: apply["stranger"](model(batch)).sum(),
+    )
+    with pytest.raises(BadInput, match="that is not part of the model"):
+        traced(job)

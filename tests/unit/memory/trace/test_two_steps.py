@@ -174,3 +174,9 @@ def test_what_is_alive_when_a_backward_begins_is_an_activation() -> None:
     parts = [born(), born(), born(phase="backward"), born(component="inputs")]
     names = name_components([3, 0, 1, ~1, "backward", 2, ~0, ~2], parts)
     assert names == ["activations", "temporaries", "temporaries", "inputs"]
+
+
+def test_what_a_step_replaces_is_held_until_the_next_step_replaces_it_again() -> None:
+    parts = [born(component="parameters", phase="setup"), born(phase="optimizer", component="parameters")]
+    log = two_steps([0, "forward", "optimizer", 1, ~0], parts, start=1, replaced={0: 1})
+    assert log.events.tolist() == [0, 1, ~0, 2, ~1]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flatout.ground.errors import BadInput
-from flatout.ground.runs import CHANNEL_FILE, Run, create_run
+from flatout.ground.runs import CHANNEL_FILE, Run, create_run, write_run
+from flatout.monitor.job.channel import read_channel
+from flatout.monitor.job.reporter import Reporter
 from flatout.monitor.past.engine_runs import (
     LOG_FILE,
     compare_engines,
@@ -38,6 +41,19 @@ def test_a_run_without_a_log_has_what_its_header_says(tmp_path: Path) -> None:
     (folder / "log.jsonl").unlink()
     found = digest_run(folder)
     assert (found.run.kind, found.steps, found.duration_s, found.last) == ("steer", None, 90.0, {})
+
+
+def test_a_run_that_died_lasted_as_long_as_it_reported(tmp_path: Path) -> None:
+    run = Run(name="train", pid=os.getpid(), process_started_s=None, started_s=1e9)
+    folder = create_run(run, tmp_path)
+    reporter = Reporter(folder / CHANNEL_FILE)
+    reporter.step()
+    reporter.close()
+    reported = read_channel(folder / CHANNEL_FILE)
+    assert reported is not None
+    write_run(folder, replace(run, started_s=reported.time_s - 42.0, process_started_s=1.0))
+    found = digest_run(folder)
+    assert (found.state, found.duration_s) == ("died", pytest.approx(42.0))
 
 
 def test_runs_of_all_verbs_stand_in_one_list(tmp_path: Path) -> None:

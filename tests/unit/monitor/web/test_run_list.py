@@ -61,6 +61,27 @@ def test_a_machine_without_a_job_opens_the_run_that_is_under_way(tmp_path: Path)
     assert RunList(sampler=Sampler(), folders=[ended], root=tmp_path).first == [ended.name]
 
 
+def test_the_log_of_this_machine_that_the_page_itself_keeps_is_not_listed_twice(tmp_path: Path) -> None:
+    create_run(run(MACHINE, pid=2, ended_s=START_S + 9), tmp_path)
+    create_run(run(MACHINE), tmp_path)
+    of_machine = RunList(sampler=Sampler(), root=tmp_path)
+    assert [(entry.name, entry.state) for entry in of_machine.entries] == [
+        ("this machine", "running"),
+        (MACHINE, "ended"),
+    ]
+    assert len(RunList(root=tmp_path).entries) == 2
+
+
+def test_the_oldest_of_many_runs_are_counted_and_not_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "MOST_LISTED", 3)
+    for number in range(5):
+        create_run(run(f"run {number}", pid=2 + number, ended_s=START_S + 9), tmp_path)
+    runs = RunList(root=tmp_path)
+    assert (len(runs.entries), runs.num_unlisted) == (3, 2)
+
+
 def test_a_run_that_appears_is_found_and_one_that_is_damaged_left_out(tmp_path: Path) -> None:
     runs = RunList(root=tmp_path)
     assert runs.entries == ()

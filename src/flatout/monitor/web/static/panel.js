@@ -149,7 +149,7 @@ export class Panel {
     this.part(".rules").replaceChildren(...(links.length > 0 ? [make("span", "rules that find the cause"), ...links] : []));
     this.part(".evidence").replaceChildren(
       ...(first.evidence ?? []).map((text) => make("li", text)),
-      ...(first.missing ?? []).map((text) => make("li", `not known: ${text}`, "missing")),
+      ...(first.missing ?? []).filter((text) => !first.sentence.includes(text)).map((text) => make("li", `not known: ${text}`, "missing")),
       ...others.map((other) => make("li", `also: ${other.sentence}`, "also")),
     );
     if (this.bound !== null && this.bound !== first.bound) this.announce(`${this.name}: ${first.sentence}`);

@@ -41,11 +41,14 @@ export class RunTable {
     node.addEventListener("toggle", () => node.open && this.search.focus());
   }
 
-  take({ runs, most }) {
+  take({ runs, unlisted, most }) {
     this.entries = runs;
     this.most = most;
     this.node.querySelector(".most").textContent = String(most);
-    this.node.querySelector(".number").textContent = String(runs.length);
+    this.node.querySelector(".number").textContent = String(runs.length + unlisted);
+    const rest = this.node.querySelector(".unlisted");
+    rest.hidden = unlisted === 0;
+    rest.textContent = `${unlisted} older runs are not listed here: flatout watch --list shows all.`;
     this.draw();
   }
 
