@@ -177,6 +177,22 @@ def test_every_figure_that_is_asked_for_is_exported() -> None:
     assert named <= exported()
 
 
+def test_panels_have_room_and_ask_the_provided_source() -> None:
+    (source,) = read(FLEET / "grafana" / "datasource.yml")["datasources"]
+    panels, variables = dashboard()["panels"], dashboard()["templating"]["list"]
+    asked = [each["datasource"] for each in (*panels, *variables)]
+    assert all(each == {"type": source["type"], "uid": source["uid"]} for each in asked)
+    places = [panel["gridPos"] for panel in panels]
+    cells = [
+        (column, row)
+        for place in places
+        for column in range(place["x"], place["x"] + place["w"])
+        for row in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(set(cells)) == len(cells) and max(column for column, _ in cells) < 24  # columns of Grafana
+    assert len({panel["id"] for panel in panels}) == len(panels) == 15
+
+
 def test_every_file_that_the_services_mount_is_there() -> None:
     services = read(FLEET / "compose.yaml")["services"]
     mounts = [mount for service in services.values() for mount in service["volumes"]]

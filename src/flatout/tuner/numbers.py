@@ -56,6 +56,17 @@ def regroups(doses: Sequence[Dose]) -> bool:
     return any(treatment_of(dose).regroups for dose in doses)
 
 
+def changes_for(doses: Sequence[Dose], *, draws: bool | None) -> dict[str, Any] | None:
+    """Return what to change in a trial whose numbers are compared; None if that is not known yet.
+
+    Code that draws as eager code does is compiled anew, so only a job that draws random numbers asks for it.
+    """
+    is_compiled = any(dose.name in COMPILES for dose in doses)
+    if is_compiled and draws is None:
+        return None
+    return {"same_random": is_compiled and draws, **(WITHOUT_DROPOUT if regroups(doses) else {})}
+
+
 class Numbers:
     """Judges the numbers of one job's treatments."""
 
@@ -189,11 +200,8 @@ class Numbers:
         return [verdict.by_step(run) for run in found]
 
     def changes_for(self, doses: Sequence[Dose]) -> dict[str, Any]:
-        """Return what to change in a trial whose numbers are compared.
-
-        Code that draws as eager code does is compiled anew, so only a job that draws asks for it.
-        """
-        return {"same_random": self.plain.draws and any(dose.name in COMPILES for dose in doses)}
+        """Return what to change in a trial whose numbers are compared."""
+        return changes_for(doses, draws=self.plain.draws) or {}
 
     # -- what it is compared with
 

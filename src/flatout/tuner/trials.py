@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +39,7 @@ MOST_ERROR = 300
 NO_MEMORY = "OutOfMemoryError"
 QUEUED = 2  # batches that a worker has ready
 SHORT_EPOCH = 4  # times as many steps as there are workers
+AHEAD = "ahead"  # expects trials that are likely needed; under other labels they are needed
 ENDS_S = 0.2  # between two looks at trials that are being ended
 
 Run = tuple[Sequence[Dose], dict[str, Any]]  # a trial: treatments, and fields of TrialOptions
@@ -50,6 +51,11 @@ Unit = tuple[tuple[tuple[Dose, ...], dict[str, Any]], ...]
 def pair_of(first: Sequence[Dose], second: Sequence[Dose], **changes: Any) -> Unit:
     """Return two runs that are compared by time; `changes` are fields of TrialOptions for the second."""
     return (tuple(first), {"timed": True}), (tuple(second), {"timed": True, **changes})
+
+
+def asked_of(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the changes to TrialOptions that identify a trial: not the seconds, which time alone sets."""
+    return {name: each for name, each in changes.items() if name != "seconds"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,8 +146,7 @@ class Trials:
         changes = {**self.always, **changes}
         if self.journal is None or "first_step" in changes:  # which leaves a file, gone with the folder
             return self._run(doses, **changes)
-        asked = {name: each for name, each in changes.items() if name != "seconds"}  # which time alone sets
-        key = json.dumps(encode([list(doses), asked, self.plan]), sort_keys=True)
+        key = json.dumps(encode([list(doses), asked_of(changes), self.plan]), sort_keys=True)
         with self._one_writes:
             if known := self.journal.find(key):
                 return known[0]
@@ -182,7 +187,7 @@ class Trials:
         return 1
 
     def expect(self, label: str, units: Sequence[Unit]) -> None:
-        """Take note of likely next trials; a single machine runs nothing ahead."""
+        """Take note of the trials that come next; a single machine runs nothing ahead."""
 
     def forget(self, label: str | None = None) -> None:
         """Take note that trials expected under a label, or all of them, are no longer needed."""

@@ -17,6 +17,7 @@ from flatout.tuner.trial.switched import LEAST_GAIN
 from flatout.tuner.verdict import Gain
 
 MOST_SOURCE = 4 << 20
+HIDES = 1.3  # a cause worth as much hides what others gain
 
 Candidate = tuple[Treatment, Sequence[Value]]
 Reasons = list[tuple[Dose, str]]  # doses that are not tried, and why
@@ -89,6 +90,17 @@ def switchable(candidates: Sequence[Candidate]) -> list[Dose]:
         for value in values
         if treatment.switch is not None
     ]
+
+
+def best_first(treatment: Treatment, values: Sequence[Value], *, in_run: Mapping[str, Gain]) -> list[Dose]:
+    """Sort the doses of a treatment by what blocks of one run showed, if they did."""
+    doses = [Dose(name=treatment.name, value=value) for value in values]
+    return sorted(doses, key=lambda dose: -in_run[str(dose)].ratio if str(dose) in in_run else 0.0)
+
+
+def hides_others(treatment: Treatment, ceilings: Mapping[str, float]) -> bool:
+    """Return whether the cause that a treatment removes may hide what others gain."""
+    return max((ceilings[rule] for rule in treatment.rules if rule in ceilings), default=1.0) >= HIDES
 
 
 def why_not_together(doses: Sequence[Dose]) -> str | None:

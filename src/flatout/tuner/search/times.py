@@ -22,7 +22,7 @@ from flatout.tuner.search.plan import seconds_for
 from flatout.tuner.treatment import Dose, treatment_of
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trial.switched import FEWEST_ROUNDS, LEAST_GAIN
-from flatout.tuner.trials import Trials, Unit, hint_of, pair_of
+from flatout.tuner.trials import AHEAD, Trials, Unit, hint_of, pair_of
 from flatout.tuner.verdict import CLEAR_PAIRS, FEWEST_PAIRS, MOST_PAIRS, Gain
 
 TRIALS_AT_END = 2 * FEWEST_PAIRS  # for everything kept together
@@ -76,13 +76,15 @@ class Times:
         """Return whether so many treatments can be tried before the end."""
         return not self.is_late(num_trials=TRIALS_EACH * num_treatments + TRIALS_AT_END - self._at_end)
 
-    def job_against_itself(self) -> Pairs:
+    def job_against_itself(self, *, then: Sequence[Unit] = ()) -> Pairs:
         """Run pairs of the job with nothing changed; raise BadInput if they cannot be judged.
 
         The last run has its weights changed in the last bit, which changes its losses and not its time.
+        `then` are the trials that most likely come next.
         """
         alike, nudged = pair_of([], []), pair_of([], [], **NUDGED)
-        self.trials.expect("noise", [nudged, *[alike] * (FEWEST_PAIRS - 1)])
+        self.trials.expect(NOISE, [nudged, *[alike] * (FEWEST_PAIRS - 1)])
+        self.trials.expect(AHEAD, then)
         pairs = self.pairs[NOISE] = []
         while len(pairs) < FEWEST_PAIRS and (
             len(pairs) < NOISE_PAIRS or 2 * len(pairs) * self._longest_s < NOISE_SHARE * self._within_s
@@ -98,15 +100,22 @@ class Times:
                 if reason := verdict.failure(run):
                     raise BadInput(f"the job cannot be tuned: {reason}", hint=hint_of(run, self.trials.plan))
             pairs.append(pair)
+        self.trials.forget(NOISE)
         return pairs
 
     def gain(
         self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str, fewest: int = CLEAR_PAIRS
     ) -> Gain:
         """Alternate two arms, A B B A, until the answer is settled or another pair would end too late."""
-        pairs: Pairs = []
-        self.pairs[label] = pairs
+        self.pairs[label] = []
         self.trials.expect(label, [one_pair(without, with_, number) for number in range(FEWEST_PAIRS)])
+        try:
+            return self._alternate(without, with_, label=label, fewest=fewest)
+        finally:
+            self.trials.forget(label)
+
+    def _alternate(self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str, fewest: int) -> Gain:
+        pairs = self.pairs[label]
         while True:
             self._say(f"{label}: time, pair {len(pairs) + 1}")
             (first, _), (second, _) = one_pair(without, with_, len(pairs))
@@ -141,13 +150,11 @@ class Times:
         self.in_run_on = list(kept)
         for dose in doses:
             self.in_run.pop(str(dose), None)
-        if not doses or self.evidence.job.world_size > 1:  # ranks must act alike at the same time
+        if not (units := self.switched_units(doses, kept)):
             return
         self._say(f"in one run: {', '.join(map(str, doses))}")
-        share = min(self.trials.slots, len(doses))  # one run on each of several nodes
-        changes = [self._blocks_of(doses[place::share]) for place in range(share)]
-        self.trials.expect("in one run", [((tuple(kept), each),) for each in changes])
-        for found in [self.trials.run(kept, **each) for each in changes]:
+        self.trials.expect("in one run", units)
+        for found in [self.trials.run(kept, **changes) for ((_, changes),) in units]:
             if found.ended not in ("measured", "finished"):  # each is then tried in its own processes
                 continue
             gains, same = verdict.gains_of_arms(found.arms)
@@ -158,10 +165,21 @@ class Times:
                 if gain.is_none or gain.num_pairs >= FEWEST_ROUNDS
             }
 
+    def switched_units(self, doses: Sequence[Dose], kept: Sequence[Dose]) -> list[Unit]:
+        """Return the runs that switch these treatments, one for each of several nodes.
+
+        There are none for several ranks, which must act alike at the same time.
+        """
+        if not doses or self.evidence.job.world_size > 1:
+            return []
+        share = min(self.trials.slots, len(doses))
+        return [((tuple(kept), self._blocks_of(doses[place::share])),) for place in range(share)]
+
     def gain_beside(self, dose: Dose, others: Sequence[Dose], kept: Sequence[Dose]) -> Gain | None:
         """Return what a treatment gains on top of the others of `kept`; None if it could not be measured."""
-        if treatment_of(dose).switch is not None and self.evidence.job.world_size == 1:
-            found = self.trials.run(others, **self._blocks_of([dose]))
+        if in_run := self.switched_units([dose] if treatment_of(dose).switch is not None else [], others):
+            ((_, changes),) = in_run[0]
+            found = self.trials.run(others, **changes)
             gain = verdict.gains_of_arms(found.arms)[0].get(str(dose))
             if gain is not None and gain.is_settled:
                 return gain
@@ -169,8 +187,6 @@ class Times:
             return self.gain(others, kept, label=f"without {dose}")
         except CannotBeTimed:
             return None
-        finally:
-            self.trials.forget()
 
     def _blocks_of(self, doses: Sequence[Dose]) -> dict[str, Any]:
         """Return the trial options that switch these treatments in blocks."""

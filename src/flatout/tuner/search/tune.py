@@ -25,17 +25,20 @@ from flatout.ground.interrupts import Interrupts
 from flatout.hardware.ray_cluster import RayCluster
 from flatout.measure.evidence import Evidence
 from flatout.tuner import verdict
-from flatout.tuner.numbers import SEEDS, Numbers
+from flatout.tuner.numbers import SEEDS, Numbers, changes_for
 from flatout.tuner.results.kept import keep, keep_patches
 from flatout.tuner.results.outcome import NO_TIME, NO_TIME_TO_VERIFY, Answer, Tried, Tuning
 from flatout.tuner.results.prescription import Kept, Prescription, Proof
+from flatout.tuner.search.ahead import closing_units, likely_units
 from flatout.tuner.search.candidates import (
     Candidate,
     Reasons,
+    best_first,
     by_ceiling,
     ceilings_of,
     find_patches,
     find_treatments,
+    hides_others,
     source_of,
     switchable,
     why_not_together,
@@ -46,18 +49,15 @@ from flatout.tuner.search.times import (
     TRIALS_OF_TIME,
     CannotBeTimed,
     Times,
-    one_pair,
 )
 from flatout.tuner.treatment import Dose, Treatment, Value, all_treatments, read_dose, treatment_of
 from flatout.tuner.trial.journal import Journal, journal_path
 from flatout.tuner.trial.on_cluster import ClusterTrials
 from flatout.tuner.trial.switched import LEAST_GAIN
-from flatout.tuner.trials import Trials, Unit
+from flatout.tuner.trials import AHEAD, Trials, Unit
 from flatout.tuner.verdict import FEWEST_PAIRS, Gain
 
 ALL_OF_IT = 0.9  # of a measured ceiling: beyond it no other value of a treatment is tried
-HIDES = 1.3  # a cause worth as much hides what others gain
-LIKELY_PAIRS = 2  # pairs that a treatment most likely needs: most gain nothing, and two show it
 
 TOGETHER = "everything kept"
 
@@ -96,6 +96,7 @@ class Tuner:
         self.times = Times(trials, evidence, within_s=within_s, say=self._say)
         self.ceilings = ceilings_of(evidence)
         self._later: Sequence[Candidate] = ()  # candidates that come next
+        self._then: Sequence[Candidate] = ()  # and those after them
         self._place = ""  # progress through the candidates, for messages
         self.kept: list[Dose] = []
         self.tried: list[Tried] = []
@@ -108,12 +109,19 @@ class Tuner:
     def run(self) -> Tuning:
         """Try everything; remove the trials' folder afterwards, whatever happens."""
         with self.trials:
-            noise = self._measure_noise()
-            self._try_all(self._patches(), order=list)
-            self._try_all(self._treatments(), order=self._by_gain)
+            rewrites, cannot = self._find_patches()
+            treatments, left_out = find_treatments(
+                self.evidence, self.command, only=self.only, allow_lossy=self.allow_lossy
+            )
+            noise = self._measure_noise([*rewrites, *self._by_ceiling(treatments)])
+            self._note_untried(cannot)
+            self._try_all(rewrites, order=list, then=treatments)
+            self._note_untried(left_out)
+            self._try_all(treatments, order=self._by_gain)
             self._place = ""
             self._drop_what_no_longer_pays()
             total = self._total()
+            self.trials.forget()
             machine = self.trials.machine(self.evidence)
         kept = tuple(self._kept(dose) for dose in self.kept if dose.name in all_treatments())
         others = [dose for dose in self.kept if dose.name not in all_treatments()]
@@ -142,9 +150,9 @@ class Tuner:
 
     # -- the job itself
 
-    def _measure_noise(self) -> Gain:
+    def _measure_noise(self, then: Sequence[Candidate]) -> Gain:
         """Run the job against itself: does it repeat, how do times vary, what does rounding do to losses?"""
-        pairs = self.times.job_against_itself()
+        pairs = self.times.job_against_itself(then=self._likely_units(then, draws=None))
         nudged = self.times.nudged
         runs = [run for pair in pairs for run in pair if run is not nudged]
         self.trials.at_once = at_once(self.evidence, runs)
@@ -155,21 +163,12 @@ class Tuner:
 
     # -- what is tried
 
-    def _patches(self) -> list[Candidate]:
+    def _find_patches(self) -> tuple[list[Candidate], Reasons]:
         """Return the patches to try, which come first because they change what the rest gains."""
-        if not self.patch:
-            return []
-        found, left_out = find_patches(self.evidence, self.command, only=self.only)
-        self._note_untried(left_out)
-        return found
+        return find_patches(self.evidence, self.command, only=self.only) if self.patch else ([], [])
 
-    def _treatments(self) -> list[Candidate]:
-        """Return the treatments that suit the job."""
-        found, left_out = find_treatments(
-            self.evidence, self.command, only=self.only, allow_lossy=self.allow_lossy
-        )
-        self._note_untried(left_out)
-        return found
+    def _by_ceiling(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        return by_ceiling(candidates, in_run=self.times.in_run, ceilings=self.ceilings)
 
     def _by_gain(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Sort by possible gain, and time switchable ones in one run beforehand.
@@ -177,7 +176,7 @@ class Tuner:
         What was kept since may have hidden their gains, so they are timed again.  A large ceiling of another
         treatment goes before: it would hide them, too.
         """
-        ordered = by_ceiling(candidates, in_run=self.times.in_run, ceilings=self.ceilings)
+        ordered = self._by_ceiling(candidates)
         doses = switchable(candidates)
         if not doses or self.times.in_run_on == self.kept:
             return ordered
@@ -185,10 +184,10 @@ class Tuner:
         if self.times.is_late(num_trials=1 + TRIALS_OF_NUMBERS):
             return ordered
         first, _ = ordered[0]
-        if first.switch is None and max(self._ceilings_of(first), default=1.0) >= HIDES:
+        if first.switch is None and hides_others(first, self.ceilings):
             return ordered
         self.times.switch(doses, self.kept)
-        return by_ceiling(candidates, in_run=self.times.in_run, ceilings=self.ceilings)
+        return self._by_ceiling(candidates)
 
     def _ceilings_of(self, treatment: Treatment) -> list[float]:
         return [self.ceilings[rule] for rule in treatment.rules if rule in self.ceilings]
@@ -196,9 +195,14 @@ class Tuner:
     # -- one after the other
 
     def _try_all(
-        self, candidates: Sequence[Candidate], *, order: Callable[[Sequence[Candidate]], list[Candidate]]
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        order: Callable[[Sequence[Candidate]], list[Candidate]],
+        then: Sequence[Candidate] = (),
     ) -> None:
         left = candidates
+        self._then = then
         while left:
             left = order(left)
             treatment, values = left[0]
@@ -207,8 +211,7 @@ class Tuner:
             if self._is_late_for(treatment, values):
                 self._note_late(treatment, values)
             else:
-                for later, doses in left:
-                    self._expect(later, doses)
+                self._look_ahead(left)
                 self._try(treatment, values)
             left = left[1:]
 
@@ -223,24 +226,24 @@ class Tuner:
         of_numbers = 2 * SEEDS if treatment.safety == "lossy" else TRIALS_OF_NUMBERS
         return self.times.is_late(num_trials=of_numbers + (0 if in_run else TRIALS_OF_TIME))
 
-    def _expect(self, treatment: Treatment, values: Sequence[Value]) -> None:
-        """Announce the trials that a treatment's values will need if nothing else is kept before."""
-        if treatment.safety == "lossy" or (
-            treatment.switch is not None and self.times.in_run_on != self.kept
-        ):
-            return
-        for dose in (Dose(name=treatment.name, value=value) for value in values):
-            gain, doses = self.times.in_run.get(str(dose)), [*self.kept, dose]
-            if (gain is not None and not gain.is_kept) or why_not_together(doses):
-                continue
-            units: list[Unit] = [((tuple(doses), self.numbers.changes_for(doses)),)]
-            if gain is None:
-                units += [one_pair(self.kept, doses, number) for number in range(LIKELY_PAIRS)]
-            self.trials.expect(str(dose), units)
+    def _look_ahead(self, left: Sequence[Candidate]) -> None:
+        """Announce the trials that are most likely needed from here on."""
+        then = [*left, *self._by_ceiling(self._then)]
+        self.trials.expect(AHEAD, self._likely_units(then, draws=self.numbers.plain.draws))
+
+    def _likely_units(self, left: Sequence[Candidate], *, draws: bool | None) -> list[Unit]:
+        """Return the trials of the most likely course; `draws` says whether the job draws random numbers."""
+        return likely_units(
+            left,
+            kept=self.kept,
+            times=self.times,
+            changes_for=functools.partial(changes_for, draws=draws),
+            ceilings=self.ceilings,
+        )
 
     def _try(self, treatment: Treatment, values: Sequence[Value]) -> None:
         """Try the values of a treatment, and keep the best of those that pay."""
-        doses = self._in_run_first([Dose(name=treatment.name, value=value) for value in values])
+        doses = best_first(treatment, values, in_run=self.times.in_run)
         ceiling = max(self._ceilings_of(treatment), default=math.inf)
         best: tuple[Dose, Gain] | None = None
         lost: list[Value] = []  # to the best
@@ -269,13 +272,8 @@ class Tuner:
             best = dose, found
         if best is not None:
             self.kept.append(best[0])
-            self.trials.forget()  # the expected trials lack this treatment
+            self._look_ahead(self._later)  # on top of this treatment
             self._note(treatment, best[0].value, "kept", self.checks[str(best[0])], best[1])
-
-    def _in_run_first(self, doses: Sequence[Dose]) -> list[Dose]:
-        """Sort values by what blocks of one run showed, if they did."""
-        shown = self.times.in_run
-        return sorted(doses, key=lambda dose: -shown[str(dose)].ratio if str(dose) in shown else 0.0)
 
     def _why_no_other(
         self, dose: Dose, best: tuple[Dose, Gain], lost: Sequence[Value], ceiling: float
@@ -373,7 +371,9 @@ class Tuner:
             return
         before = list(self.kept)
         self.times.set_aside(at_end=True)
-        for dose in before:
+        for place, dose in enumerate(before):
+            left_out = before[place:] if self.kept != before else before[place:-1]
+            self.trials.expect(AHEAD, closing_units(self.kept, leave_out=left_out, times=self.times))
             if self.times.is_late(num_trials=TRIALS_OF_TIME) or (dose == before[-1] and self.kept == before):
                 return  # its gain was measured beside the others
             others = [each for each in self.kept if each != dose]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,9 +27,10 @@ from flatout.measure.evidence import Evidence
 from flatout.tuner.results.machine import Machine, machine_of
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.trials import Run, TrialPlan, Trials, Unit, pair_of
+from flatout.tuner.trials import AHEAD, Run, TrialPlan, Trials, Unit, asked_of, pair_of
 
 GRACE_S = 10.0  # for interrupted trials to clean up
+QUEUED = 2  # trials given to Ray for each that it can run at once
 LOOK_S = 10.0  # between two looks at a full cluster
 THREADS = "OMP_NUM_THREADS"  # Ray sets it to a task's cores
 
@@ -68,7 +69,8 @@ class ClusterTrials(Trials):
         super().__init__(command, **options)
         assert self.journal is not None
         self._cluster, self._journal = cluster, self.journal
-        self._tasks: dict[Any, _Task] = {}
+        self._tasks: dict[Any, _Task] = {}  # given to Ray
+        self._waiting: list[_Task] = []  # expected, for when nodes have room
         self._kind: str | None = None
 
     def __exit__(self, *error: object) -> None:
@@ -100,24 +102,50 @@ class ClusterTrials(Trials):
         return max(1, self._cluster.slots())
 
     def expect(self, label: str, units: Sequence[Unit]) -> None:
-        """Start trials that are neither running nor known yet."""
-        wanted: dict[str, list[Unit]] = defaultdict(list)
+        """Start trials that are neither running nor known yet, in this order, as far as nodes have room.
+
+        They take the place of others expected under this label.
+        """
+        before = [*self._tasks.values(), *self._waiting]
+        for task in before:
+            task.labels.discard(label)
+        num_known: Counter[str] = Counter()
         for unit in map(self._whole, units):
-            wanted[self._key(unit)].append(unit)
-        for key, same in wanted.items():
-            running = [task for task in self._tasks.values() if task.key == key]
-            for task in running:
-                task.labels.add(label)
-            for unit in same[len(running) + self._journal.count(key) :]:
-                self._start(_Task(key=key, unit=unit, labels={label}))
+            key = self._key(unit)
+            same = next((task for task in before if task.key == key and label not in task.labels), None)
+            if same is not None:
+                same.labels.add(label)
+            elif num_known[key] < self._journal.count(key):
+                num_known[key] += 1
+            else:
+                self._waiting.append(_Task(key=key, unit=unit, labels={label}))
+        self._cancel_unlabelled()
+        self._fill()
 
     def forget(self, label: str | None = None) -> None:
         """Cancel trials expected under this label alone, or all of them."""
+        for task in (*self._tasks.values(), *self._waiting):
+            task.labels = set() if label is None else task.labels - {label}
+        self._cancel_unlabelled()
+
+    def _cancel_unlabelled(self) -> None:
+        self._waiting = [known for known in self._waiting if known.labels]
         for task, known in list(self._tasks.items()):
-            known.labels = set() if label is None else known.labels - {label}
             if not known.labels:
                 del self._tasks[task]
                 self._cluster.cancel(task, interrupt=True)
+
+    def _fill(self) -> None:
+        """Give Ray the next trials.
+
+        It runs tasks in the order in which it gets them: few may wait, since one that is asked for runs after
+        them; but some must, since a cluster grows for them.
+        """
+        self._waiting.sort(key=lambda known: known.labels == {AHEAD})
+        room = QUEUED * self.slots - len(self._tasks)
+        for known in self._waiting[: max(0, room)]:
+            self._start(known)
+        del self._waiting[: max(0, room)]
 
     def machine(self, evidence: Evidence) -> Machine:
         _, found = self._cluster.result(self._cluster.submit(machine_of, evidence))
@@ -127,7 +155,7 @@ class ClusterTrials(Trials):
         return tuple((doses, {**self.always, **changes}) for doses, changes in unit)
 
     def _key(self, unit: Unit) -> str:
-        runs = [[list(doses), changes] for doses, changes in unit]
+        runs = [[list(doses), asked_of(changes)] for doses, changes in unit]
         return json.dumps(encode([self.plan, runs]), sort_keys=True)
 
     def _run_unit(self, unit: Unit) -> tuple[TrialResult, ...]:
@@ -136,7 +164,9 @@ class ClusterTrials(Trials):
         leaves_file = any("first_step" in changes for _, changes in unit)
         while (known := self._journal.find(key)) is None:
             if all(task.key != key for task in self._tasks.values()):
-                self._start(_Task(key=key, unit=unit))
+                waiting = [known for known in self._waiting if known.key == key]
+                self._waiting = [known for known in self._waiting if known not in waiting[:1]]
+                self._start(waiting[0] if waiting else _Task(key=key, unit=unit))
             arrived = self._collect()
             if leaves_file and key in arrived:  # its file disappears with the folder, so it is not recorded
                 return arrived[key]
@@ -154,6 +184,7 @@ class ClusterTrials(Trials):
 
     def _collect(self) -> dict[str, tuple[TrialResult, ...]]:
         """Wait for an answer, and record every one that came."""
+        self._fill()
         ended = self._cluster.wait(self._tasks, timeout_s=LOOK_S)
         if not ended and (lack := self._cluster.describe_lack()):
             self.on_progress(lack)

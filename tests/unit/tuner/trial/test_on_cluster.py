@@ -15,8 +15,15 @@ from flatout.tuner.treatment import Dose
 from flatout.tuner.trial import on_cluster
 from flatout.tuner.trial.journal import Journal
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.trial.on_cluster import ClusterTrials, TrialsAnswer, TrialsJob, describe_machine, run_unit
-from flatout.tuner.trials import TrialPlan, Unit, pair_of
+from flatout.tuner.trial.on_cluster import (
+    QUEUED,
+    ClusterTrials,
+    TrialsAnswer,
+    TrialsJob,
+    describe_machine,
+    run_unit,
+)
+from flatout.tuner.trials import AHEAD, TrialPlan, Unit, pair_of
 from tests.support.fake_ray import FakeRay
 from tests.unit.tuner.search.test_tune import GivenTrials, answers, tuned
 from tests.unit.tuner.test_treatment import evidence
@@ -56,7 +63,7 @@ def units_of(ray: FakeRay) -> list[Unit]:
 def test_what_is_expected_runs_ahead_and_once(ray: FakeRay, trials: ClusterTrials) -> None:
     pair = pair_of([], A)
     trials.expect("a", [pair, pair_of(A, []), pair])
-    trials.expect("a", [pair, pair])  # which are under way
+    trials.expect("b", [pair, pair])  # which are under way
     assert len(ray.started) == 3 and trials.slots == 2
     plain, treated = trials.run_pair([], A)
     assert (plain.blocks_s[0], treated.blocks_s[0]) == (0.1, 0.2)
@@ -75,6 +82,36 @@ def test_what_is_not_asked_for_any_more_is_cancelled(ray: FakeRay, trials: Clust
     trials.run_pair([], A)
     trials.forget()
     assert units_of(ray) == [pair_of([], A)]  # it had ended
+
+
+def test_what_is_expected_takes_the_place_of_what_was(ray: FakeRay, trials: ClusterTrials) -> None:
+    trials.expect(AHEAD, [pair_of([], A), pair_of([], B)])
+    trials.expect("b", [pair_of([], B)])
+    trials.expect(AHEAD, [pair_of([], C)])
+    assert units_of(ray) == [pair_of([], B), pair_of([], C)]
+    trials.forget("b")
+    assert units_of(ray) == [pair_of([], C)]
+
+
+def test_few_trials_run_before_one_that_is_needed(ray: FakeRay, trials: ClusterTrials) -> None:
+    """Ray runs tasks in their order: it gets no more than it can run next, and what is needed goes first."""
+    likely = [pair_of(A, [*A, *B] * number) for number in range(1, 10)]
+    trials.expect(AHEAD, likely)
+    assert units_of(ray) == likely[: QUEUED * trials.slots]
+    trials.expect("c", [pair_of([], C), pair_of(C, [])])
+    trials.run_pair([], C)  # asked for
+    assert units_of(ray)[QUEUED * trials.slots :][:2] == [pair_of([], C), pair_of(C, [])]
+    ray.rooms.append((1, 0))  # a node joins
+    trials.run_pair(C, [])
+    given = [task for task in ray.started if not task.has_run]
+    assert len(given) + 1 == QUEUED * trials.slots == 6  # one has just ended
+
+
+def test_a_run_of_blocks_is_known_however_long_it_may_take(ray: FakeRay, trials: ClusterTrials) -> None:
+    """What is left of the time sets its seconds, which are others when it is asked for."""
+    trials.expect(AHEAD, [((tuple(A), {"arms": tuple(B), "seconds": 30.0}),)])
+    trials.run(A, arms=tuple(B), seconds=20.0)
+    assert len(ray.started) == 1
 
 
 def test_every_answer_is_written_down_as_a_whole_when_it_comes(
@@ -136,7 +173,22 @@ def test_a_tuning_comes_to_the_same_end_as_on_one_machine(
                 files[wanted] = Path(wanted).read_bytes()
         return TrialsAnswer(kind="one kind", results=tuple(results), files=files)
 
+    ahead: set[str] = set()
+    foreseen: list[bool] = []
+    expect, run_asked = ClusterTrials.expect, ClusterTrials._run_unit
+
+    def expect_and_note(trials: ClusterTrials, label: str, units: Sequence[Unit]) -> None:
+        ahead.update(trials._key(trials._whole(unit)) for unit in units if label == AHEAD)
+        expect(trials, label, units)
+
+    def run_and_note(trials: ClusterTrials, unit: Unit) -> tuple[TrialResult, ...]:
+        if any(doses for doses, _ in unit):  # not the job itself
+            foreseen.append(trials._key(trials._whole(unit)) in ahead)
+        return run_asked(trials, unit)
+
     monkeypatch.setattr(on_cluster, "run_unit", answer)
+    monkeypatch.setattr(ClusterTrials, "expect", expect_and_note)
+    monkeypatch.setattr(ClusterTrials, "_run_unit", run_and_note)
     with RayCluster("auto") as cluster:
         tuner = Tuner(
             evidence(),
@@ -155,6 +207,7 @@ def test_a_tuning_comes_to_the_same_end_as_on_one_machine(
     pairs = [task.arguments[2][1] for task in ray.started if len(task.arguments[2]) == 2]
     assert sum(len(unit) == 2 for unit in pairs) >= 6  # both arms of a pair are one task
     assert any(task.is_cancelled for task in ray.started), "nothing ran ahead"
+    assert foreseen.count(True) > 0.7 * len(foreseen), "too little was announced"
 
 
 def test_a_node_runs_the_trials_of_a_unit_in_their_order(
