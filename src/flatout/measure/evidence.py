@@ -7,6 +7,7 @@ means over the steps of the pass that took them.  Unknown is None, with the reas
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +19,7 @@ EVIDENCE_VERSION = 2
 INSTRUMENTS = ("count", "stacks", "kernels", "memory", "attribution")
 SiteKind = Literal["create", "row", "sync", "copy", "cell", "weights", "call"]
 EpisodeKind = Literal["evaluation", "rollout", "checkpoint", "epoch-start", "compilation", "set-up", "other"]
+ROLLS_OUT = re.compile(r"roll|collect|play|episode|simul|generat|explor|act\b", re.IGNORECASE)
 Ended = Literal["measured", "finished", "crashed", "interrupted"]
 
 

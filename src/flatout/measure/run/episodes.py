@@ -23,7 +23,7 @@ from statistics import median
 
 from flatout.measure.arms.arm import ONE_BATCH
 from flatout.measure.clock import WAIT
-from flatout.measure.evidence import INSTRUMENTS, Episode, EpisodeKind, Place, Stacks
+from flatout.measure.evidence import INSTRUMENTS, ROLLS_OUT, Episode, EpisodeKind, Place, Stacks
 from flatout.measure.lines.lookout import Look
 from flatout.measure.run.rows import StepRow, usual_forwards
 from flatout.measure.statistics import OUTLIER_FACTOR
@@ -49,7 +49,6 @@ UNLIKE = 10.0  # added to the distance of two long steps if only one begins an e
 MOST_EPISODES = 20
 EVALUATES = re.compile(r"eval|valid|test|score|metric|loss|accura|perplex", re.IGNORECASE)
 SAVES = re.compile(r"save|checkpoint", re.IGNORECASE)
-ROLLS_OUT = re.compile(r"roll|collect|play|episode|simul|generat|explor|act\b", re.IGNORECASE)
 
 Loops = Callable[[Place], tuple[int, ...]]  # the first lines of the loops around a line, outermost first
 

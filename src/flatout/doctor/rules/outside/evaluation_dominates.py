@@ -43,8 +43,7 @@ from flatout.doctor.ceilings import counted_step_s, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds
-from flatout.measure.evidence import Evidence
-from flatout.measure.run.episodes import ROLLS_OUT
+from flatout.measure.evidence import ROLLS_OUT, Evidence
 
 TUNE = ("no-grad-evaluation",)
 RULE = title_of(__doc__)
@@ -65,6 +64,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 def _in_every_step(evidence: Evidence) -> list[Finding]:
     counted_s = counted_step_s(evidence)
+    counted = show_seconds(counted_s)
     findings: list[Finding] = []
     for call in evidence.module_calls:
         if not call.evaluates or ROLLS_OUT.search(call.place.function or ""):
@@ -76,7 +76,7 @@ def _in_every_step(evidence: Evidence) -> list[Finding]:
             arms=PROOF,
             figures=(
                 "it runs in evaluation mode, and no backward pass follows",
-                f"{show_seconds(call.host_s)} of a step of {show_seconds(counted_s)} while calls were counted",
+                f"{show_seconds(call.host_s)} of a step of {counted} while calls were counted",
             ),
             share=share_of(call.host_s, counted_s),
         )
