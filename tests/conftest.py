@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,6 +92,16 @@ def _cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def repository() -> Path:
     """The root of the checkout."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_terminal_that_may_hang_up() -> Iterator[None]:
+    """Handle SIGHUP as in a terminal, also where the tests run under nohup, which ignores it."""
+    before = signal.getsignal(signal.SIGHUP)
+    if before is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -62,7 +62,7 @@ def test_flags_of_the_commands_exist() -> None:
         for line in text.replace("\\\n", " ").splitlines()
         if line.startswith("flatout steer")
     ]
-    assert len(commands) == 10
+    assert len(commands) == 11
     for command in commands:
         verb = command.split()[2]
         helped = CliRunner().invoke(application(), ["steer", verb, "--help"]).stdout

@@ -363,7 +363,7 @@ def test_a_long_window_has_slots_of_one_length_with_bands(show: Show, tmp_path: 
     with PageServer(root=tmp_path) as server:
         opened = show(f"{server.url}?run={folder.name}")
         opened.has(".change", "40 % slower since 1:48")
-        opened.browser_page.click("text=all")
+        opened.browser_page.click("label:has([name=range][value=Infinity])")
         opened.evaluate(TWO_FRAMES)
         # From the first slot to the last, the band reaches from the lowest to the highest sample.
         heights = opened.evaluate(BAND)
