@@ -39,12 +39,16 @@ def planted(folder: Path) -> str:
 
 
 def _each(folder: Path, table: Callable[[Result], list[str]]) -> str:
-    """One table per machine, from its latest result; names end in the date."""
-    by_machine = {path.stem.rsplit("_", 1)[0]: path for path in sorted(folder.glob("tuning_*.json"))}
-    results = [json.loads(path.read_text(encoding="utf-8")) for path in by_machine.values()]
+    """One table per machine; each part is from its latest run.  Names of results end in the date."""
+    by_machine: dict[str, Result] = {}
+    for path in sorted(folder.glob("tuning_*.json")):
+        result = json.loads(path.read_text(encoding="utf-8"))
+        known = by_machine.get(path.stem.rsplit("_", 1)[0], {"rows": {}, "items": {}})
+        parts = {key: {**known[key], **result[key]} for key in ("rows", "items")}
+        by_machine[path.stem.rsplit("_", 1)[0]] = {**result, **parts}
     found = [
         "\n".join([f"{result['hardware']}, torch {result['torch']}:", "", *lines])
-        for result in results
+        for result in by_machine.values()
         if (lines := table(result))
     ]
     return "\n\n".join(found) or NOT_MEASURED

@@ -24,6 +24,8 @@ sys.path.insert(0, str(ROOT / "benchmarks" / "diagnosis"))
 from fixes import PLANTED, mended, needs_workers  # noqa: E402
 from twins import Job, compare  # noqa: E402
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # for trials too: the scripts that take turns have one thread
+
 GUILTY_ANYWHERE = re.compile(r"# guilty(?! on cuda)")
 ENOUGH = 0.9  # of what mending by hand gains
 
@@ -90,6 +92,8 @@ def gain_of(rule: str, *, seconds: float, allow_lossy: bool) -> Item:
         "low": done.total.low if done.total is not None else None,
         "high": done.total.high if done.total is not None else None,
         "by_hand": by_hand.gain,
+        "by_hand_low": by_hand.low,
+        "by_hand_high": by_hand.high,
         "share": tuned / by_hand.gain,
         "means": means_of(rule),
         "kept": kept_of(done),

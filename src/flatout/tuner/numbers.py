@@ -56,6 +56,11 @@ def regroups(doses: Sequence[Dose]) -> bool:
     return any(treatment_of(dose).regroups for dose in doses)
 
 
+def needs_no_dropout(doses: Sequence[Dose]) -> bool:
+    """Return whether dropout draws other masks under these treatments, so that losses differ by chance."""
+    return regroups(doses) or any(treatment_of(dose).redraws_masks for dose in doses)
+
+
 def changes_for(doses: Sequence[Dose], *, draws: bool | None) -> dict[str, Any] | None:
     """Return what to change in a trial whose numbers are compared; None if that is not known yet.
 
@@ -64,7 +69,7 @@ def changes_for(doses: Sequence[Dose], *, draws: bool | None) -> dict[str, Any] 
     is_compiled = any(dose.name in COMPILES for dose in doses)
     if is_compiled and draws is None:
         return None
-    return {"same_random": is_compiled and draws, **(WITHOUT_DROPOUT if regroups(doses) else {})}
+    return {"same_random": is_compiled and draws, **(WITHOUT_DROPOUT if needs_no_dropout(doses) else {})}
 
 
 class Numbers:
@@ -106,7 +111,7 @@ class Numbers:
 
     def judge(self, treatment: Treatment, kept: Sequence[Dose], dose: Dose) -> Judgement:
         """Compare the job under `kept` and `dose` with the job."""
-        if not self._is_by_step and regroups([*kept, dose]):
+        if not self._is_by_step and needs_no_dropout([*kept, dose]):
             judged = self._numbers_by_step().judge(treatment, kept, dose)
             return replace(judged, reason=f"without dropout, {judged.reason}") if judged.is_right else judged
         judged = self._judge(treatment, kept, dose)
@@ -115,7 +120,7 @@ class Numbers:
         return judged
 
     def _numbers_by_step(self) -> Numbers:
-        """Return a judge that compares the sums of each step's losses: other batches draw other masks."""
+        """Return a judge that compares the sums of each step's losses, without dropout and its masks."""
         if self._by_step is None:
             runs = self.trials.run_all([((), WITHOUT_DROPOUT)] * 2)
             self._by_step = Numbers(

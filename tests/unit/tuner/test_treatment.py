@@ -20,6 +20,7 @@ from flatout.ground.errors import BadInput
 from flatout.measure.evidence import (
     Compilation,
     Copy,
+    Counterfactual,
     Evidence,
     Gpu,
     Host,
@@ -244,6 +245,37 @@ def test_a_model_is_compiled_at_its_first_call(patches: Patches) -> None:
     model = nn.Linear(2, 2)
     model(torch.ones(1, 2))
     assert model._compiled_call_impl is not None
+
+
+def test_compiled_functions_run_as_they_are_written(patches: Patches) -> None:
+    frames: list[str] = []
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        frames.append("compiled")
+        return graph.forward
+
+    double = torch.compile(lambda x: x * 2, backend=backend)
+    install([Dose(name="uncompiled", value=True)], patches)
+    assert double(torch.ones(2)).tolist() == [2, 2] and not frames
+    patches.undo()
+    assert double(torch.ones(2)).tolist() == [2, 2] and frames == ["compiled"]
+    switch = switch_of("uncompiled", True, patches)
+    for is_on in (True, False, True):
+        switch.on() if is_on else switch.off()
+        assert double(torch.ones(3 if is_on else 2)).tolist() == [2] * (3 if is_on else 2)
+    switch.off()
+    assert frames == ["compiled"]  # the code that was compiled before is used again
+
+
+def test_compiled_jobs_run_uncompiled_unless_that_was_seen_to_be_slower() -> None:
+    compiled = Compilation(num_steps=10, steps_s=1.0, functions=(), breaks=())
+    assert "uncompiled" not in proposed(evidence())
+    assert "uncompiled" in proposed(evidence(compilation=compiled))
+    slower = Counterfactual(
+        label="uncompiled", kind="uncompiled", baseline="real", step_s=0.2, baseline_step_s=0.1,
+        speedup=0.5, speedup_low=0.4, speedup_high=0.6, num_steps=9, num_blocks=3,
+    )  # fmt: skip
+    assert "uncompiled" not in proposed(evidence(compilation=compiled, counterfactuals=(slower,)))
 
 
 def switch_of(name: str, value: Any, patches: Patches) -> Switch:

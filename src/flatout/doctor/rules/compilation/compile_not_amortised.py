@@ -38,6 +38,7 @@ from flatout.measure.evidence import Compilation, Evidence, Place
 
 RULE = title_of(__doc__)
 ARMS = ("uncompiled",)
+TUNE = ("uncompiled",)
 LEAST_HOURS_S = 3600.0
 
 

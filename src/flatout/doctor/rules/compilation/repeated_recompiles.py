@@ -48,7 +48,7 @@ from flatout.measure.evidence import Compilation, CompiledFunction, Evidence
 RULE = title_of(__doc__)
 ARMS = ("compilation", "uncompiled")
 EXPLAINS = ("FO603",)
-TUNE = ("drop-last",)
+TUNE = ("uncompiled", "drop-last")
 LEAST_SHARE = 0.05  # of the steps after warm-up
 FEWEST_STEPS = 2
 
