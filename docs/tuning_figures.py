@@ -22,7 +22,7 @@ PARTS = {
     "wrong": ("planted mistakes, as each class", "all rejected"),
     "traps": ("traps", "all refused"),
     "noise": ("comparisons of a job with itself", "at most 2 % kept"),
-    "decoys": ("clean twins, with what would mend their fault", "nothing kept"),
+    "decoys": ("clean twins and decoys, with what would mend their fault", "nothing kept"),
 }
 
 
@@ -96,8 +96,8 @@ def _planted(result: Result) -> list[str]:
         _row(
             [
                 f"`{name}`",
-                f"{item['tuned']:.2f}×",
-                f"{item['by_hand']:.2f}×",
+                _with_interval(item["tuned"], item["low"], item["high"]),
+                _with_interval(item["by_hand"], item["by_hand_low"], item["by_hand_high"]),
                 f"{item['share']:.2f}" + ("" if item["share"] >= ENOUGH else " (missed)"),
                 ", ".join(item["kept"]) or "nothing kept",
             ]
@@ -107,6 +107,10 @@ def _planted(result: Result) -> list[str]:
     if not rows:
         return []
     return [_row(["fault", "tuned", "mended by hand", "share", "kept"]), _row(["---"] * 5), *rows]
+
+
+def _with_interval(ratio: float, low: float | None, high: float | None) -> str:
+    return f"{ratio:.2f}×" if low is None else f"{ratio:.2f}× [{low:.2f}, {high:.2f}]"
 
 
 def _row(cells: list[str]) -> str:

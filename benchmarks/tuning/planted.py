@@ -1,4 +1,4 @@
-"""What tuning gains on planted scripts beside mending them by hand, and what it keeps on clean twins."""
+"""What tuning gains on planted scripts beside mending them by hand, and what it keeps on decoys."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from flatout.tuner.results.outcome import Tuning
 from flatout.tuner.treatment import all_treatments
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "benchmarks" / "diagnosis"))
+sys.path[:0] = [str(ROOT / "benchmarks" / "diagnosis"), str(ROOT / "tests" / "planted")]
 from fixes import PLANTED, mended, needs_workers  # noqa: E402
+from score import kebab, marks  # noqa: E402
 from twins import Job, compare  # noqa: E402
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # for trials too: the scripts that take turns have one thread
 
+DECOY = re.compile(r"# decoy: ([a-z-]+)")
 GUILTY_ANYWHERE = re.compile(r"# guilty(?! on cuda)")
 ENOUGH = 0.9  # of what mending by hand gains
 
@@ -49,8 +51,8 @@ def _costs_here(script: Path) -> bool:
 
 
 def means_of(rule: str) -> list[str]:
-    """The treatments and patches for a rule."""
-    name = rule.partition("__")[0].replace("_", "-")
+    """The treatments and patches for a rule, or for a folder of tests/planted."""
+    name = kebab(rule.partition("__")[0])
     codes = [each.code for each in all_rules() if each.name == name]
     treatments = [each.name for each in all_treatments().values() if name in each.rules]
     return treatments + [each.name for each in all_patches().values() if set(codes) & set(each.answers)]
@@ -64,16 +66,32 @@ def planted_items(*, seconds: float, allow_lossy: bool) -> dict[str, Callable[[]
 
 
 def decoy_items(*, seconds: float) -> dict[str, Callable[[], Item]]:
-    """Clean twins hold what only looks like the fault: what would mend it must not be kept."""
+    """Clean twins and decoys hold what only looks like a fault: what would mend it must not be kept."""
+    looks_like = {PLANTED / rule / "clean.py": [rule] for rule in rules()}
+    for script in sorted((PLANTED / "decoys").glob("*.py")):
+        looks_like[script] = DECOY.findall(script.read_text(encoding="utf-8"))
+    means = {script: _means_without_fault(script, names) for script, names in looks_like.items()}
     return {
-        rule: lambda rule=rule: kept_on_clean(rule, seconds=seconds)  # type: ignore[misc]
-        for rule in rules()
+        script.parent.name if script.name == "clean.py" else f"decoy {script.stem}": (
+            lambda script=script, names=names: kept_on_decoy(script, names, seconds=seconds)  # type: ignore[misc]
+        )
+        for script, names in means.items()
+        if names
     }
+
+
+def _means_without_fault(script: Path, rules: list[str]) -> list[str]:
+    """What would mend these faults, but for what mends a fault that the script really has."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    source = script.read_text(encoding="utf-8")
+    has = {name for mark in marks(source, rule="") if mark.holds_on(device) for name in mark.rules}
+    helps = {name for rule in has for name in means_of(rule)}
+    return sorted({name for rule in rules for name in means_of(rule)} - helps)
 
 
 def gain_of(rule: str, *, seconds: float, allow_lossy: bool) -> Item:
     """Tune a planted script with what mends it; then let it and its mended form take turns."""
-    with copy_of(rule, "planted.py") as folder:
+    with copy_of(PLANTED / rule / "planted.py") as folder:
         done = api.tune_script(
             ["planted.py"], patch=True, allow_lossy=allow_lossy, only=means_of(rule), seconds=seconds
         )
@@ -103,10 +121,9 @@ def gain_of(rule: str, *, seconds: float, allow_lossy: bool) -> Item:
     }
 
 
-def kept_on_clean(rule: str, *, seconds: float) -> Item:
-    means = means_of(rule)
-    with copy_of(rule, "clean.py"):
-        done = api.tune_script(["clean.py"], patch=True, allow_lossy=True, only=means, seconds=seconds)
+def kept_on_decoy(script: Path, means: list[str], *, seconds: float) -> Item:
+    with copy_of(script):
+        done = api.tune_script([script.name], patch=True, allow_lossy=True, only=means, seconds=seconds)
     return {"means": means, "kept": kept_of(done), "right": not kept_of(done)}
 
 
@@ -116,11 +133,11 @@ def kept_of(done: Tuning) -> list[str]:
 
 
 @contextmanager
-def copy_of(rule: str, script: str) -> Iterator[Path]:
+def copy_of(script: Path) -> Iterator[Path]:
     before = Path.cwd()
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as name:
         folder = Path(name)
-        (folder / script).write_text((PLANTED / rule / script).read_text(encoding="utf-8"), encoding="utf-8")
+        (folder / script.name).write_text(script.read_text(encoding="utf-8"), encoding="utf-8")
         os.chdir(folder)
         try:
             yield folder

@@ -2,9 +2,9 @@
 
     python benchmarks/tuning/run.py [--only PART[/ITEM]] [--save]
 
-Parts: planted (gains beside mending by hand), decoys (clean twins), wrong (planted wrong treatments under
-every class), traps, noise (A/A comparisons, beside a peer's rule on the same trials), cost (one run or pairs
-of runs).
+Parts: planted (gains beside mending by hand), decoys (clean twins, and scripts where common advice is wrong),
+wrong (planted wrong treatments under every class), traps, noise (A/A comparisons, beside a peer's rule on the
+same trials), cost (one run or pairs of runs).
 Each finished item is a line of the state file, and is not run again: an interrupted run goes on.
 """
 

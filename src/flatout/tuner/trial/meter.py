@@ -185,7 +185,7 @@ class Meter:
         if self.is_done:  # the script swallowed the end
             raise EndOfTrial
         step = self.num_steps + 1
-        self._num_empty += all(each.grad is None for each in parameters_of(optimizer))
+        self._num_empty += not _has_gradient(optimizer)
         if step in self.options.checked:
             self._check(str(step), optimizer)
         if not self._anchor.add((OPTIMIZER_STEP, id(optimizer)), type(optimizer).__name__):
@@ -317,6 +317,11 @@ class Meter:
             counts=self._counts,
             peak_bytes=self._torch.cuda.max_memory_allocated() if on_gpu else None,
         )
+
+
+def _has_gradient(optimizer: Any) -> bool:
+    """Return whether a parameter has one; called in timed steps, so it ends at the first."""
+    return any(each.grad is not None for group in optimizer.param_groups for each in group["params"])
 
 
 def _equal(now: Any, before: Any) -> bool:
