@@ -43,6 +43,7 @@ class TrialOptions:
     seed: int = 0  # added to every seed that the script sets
     arms: tuple[Dose, ...] = ()  # switched in blocks of this run, instead of `blocks`
     seconds: float = 0.0  # for those blocks, at most
+    most_block_steps: int = 0  # a short block may grow so far, if only times count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -68,11 +68,17 @@ class TrialPlan:
     limit_s: float = 600.0
     most_steps: int | None = None  # of the job, if it is known
     epoch_steps: int | None = None  # the same
+    seen_steps: int = 0  # that the diagnosis saw: the job has as many, or more
 
     @property
     def num_steps(self) -> int:
         """Warm-up, blocks, and a last step to compare."""
         return self.warmup + self.blocks * self.block_steps + 1
+
+    @property
+    def most_block_steps(self) -> int:
+        """The steps that every block may take in a job that is known to have so many."""
+        return (self.seen_steps - self.warmup - 1) // self.blocks
 
     def past_queue(self, num_workers: int) -> TrialPlan:
         """Return a plan for a loader whose workers fill a queue before the first step.
@@ -203,13 +209,15 @@ class Trials:
         (own / "scratch").mkdir(parents=True)
         workers = [int(dose.value) for dose in doses if dose.name == "loader-workers"]
         plan = self.plan.past_queue(workers[-1]) if timed and workers else self.plan
+        only_times = timed and bool(doses)  # the job's own runs are compared in numbers, too
         options = TrialOptions(
             result=str(own / "result.json"),
             scratch=str(own / "scratch"),
             warmup=plan.warmup,
             blocks=plan.blocks,
             block_steps=plan.block_steps,
-            checked=(1, 2, plan.warmup, plan.num_steps),
+            checked=(1, 2, plan.warmup) if only_times else (1, 2, plan.warmup, plan.num_steps),
+            most_block_steps=plan.most_block_steps if only_times else 0,
         )
         installed, texts = _split(doses, own)
         child = ChildOptions(

@@ -34,6 +34,7 @@ def plan_for(evidence: Evidence) -> TrialPlan:
     """Choose how many steps a trial of a diagnosed job runs."""
     step_s, wait_s = evidence.step_s or 0.0, evidence.phase_s("wait") or 0.0
     plan = plan_of(step_s, most_steps=length_of(evidence), epoch_steps=steps_of(evidence))
+    plan = replace(plan, seen_steps=evidence.steps[-1].index if evidence.steps else 0)
     workers = [each.num_workers or 0 for each in evidence.loaders if each.trains]
     return plan.past_queue(max(workers)) if workers and wait_s >= WAITS * step_s else plan
 

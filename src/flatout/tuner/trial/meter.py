@@ -32,6 +32,7 @@ from flatout.tuner.trial.reads import Reads
 from flatout.tuner.trial.switched import ArmResult, Blocks
 
 MOST_LOSSES = 20_000
+LEAST_BLOCK_S = 0.1  # a treatment may make steps so short that a block of them shows nothing
 
 
 class EndOfTrial(BaseException):
@@ -82,7 +83,7 @@ class Meter:
         self.is_done = False
         self._began_s = self._started_s = time.perf_counter()
         self._before_s: float | None = None
-        self._num_before = 0
+        self._num_before = self._block_began = 0  # steps
         self._blocks_s: list[float] = []
         self._switched: Blocks | None = None
         self._checked: dict[str, StepHashes] = {}
@@ -203,23 +204,29 @@ class Meter:
         if self._switched is not None:
             self._measure_switched(step, self._switched)
             return
-        into_blocks = step - options.warmup
         if len(self._blocks_s) >= options.blocks:
             self._still_at_end = sum(hash_of(now) == before for now, before in self._hashes)
             self.is_done = True
-        elif into_blocks >= 0 and into_blocks % options.block_steps == 0:
+        elif step == options.warmup:
             self._wait()
-            now_s = time.perf_counter()
-            if into_blocks:
-                self._blocks_s.append((now_s - self._started_s) / options.block_steps)
-                if self._counter is not None and self._counts is None:
-                    self._counts = self._counter.stop(options.block_steps)
-            else:
-                self._begin_blocks(now_s, step)
-                if options.counts:
-                    self._counter = Counter(cuda=self._torch.cuda.is_initialized())
-                    self._counter.start()
-            self._started_s = time.perf_counter()
+            self._begin_blocks(time.perf_counter(), step)
+            if options.counts:
+                self._counter = Counter(cuda=self._torch.cuda.is_initialized())
+                self._counter.start()
+            self._block_began, self._started_s = step, time.perf_counter()
+        elif step > options.warmup and self._ends_block(num_steps := step - self._block_began):
+            self._wait()
+            self._blocks_s.append((time.perf_counter() - self._started_s) / num_steps)
+            if self._counter is not None and self._counts is None:
+                self._counts = self._counter.stop(num_steps)
+            self._block_began, self._started_s = step, time.perf_counter()
+
+    def _ends_block(self, num_steps: int) -> bool:
+        block_steps = self.options.block_steps
+        may_grow = num_steps + block_steps <= self.options.most_block_steps
+        return num_steps % block_steps == 0 and not (
+            may_grow and time.perf_counter() - self._started_s < LEAST_BLOCK_S
+        )
 
     def _measure_switched(self, step: int, blocks: Blocks) -> None:
         half = max(1, self.options.warmup // 2)

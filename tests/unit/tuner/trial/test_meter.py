@@ -16,6 +16,7 @@ from flatout.measure.patches import Patches
 from flatout.tuner import treatment as treatments
 from flatout.tuner.child import TrialOptions
 from flatout.tuner.treatment import Dose, Treatment, all_treatments
+from flatout.tuner.trial import meter
 from flatout.tuner.trial.meter import EndOfTrial, Meter, TrialResult
 from flatout.tuner.trials import Run, TrialPlan
 
@@ -72,11 +73,11 @@ class LocalTrials:
             checked=(1, 2, plan.warmup, plan.num_steps),
         )
         patches = Patches()
-        meter = Meter(replace(options, **self.always, **changes), patches)
-        meter.prepare()
+        watching = Meter(replace(options, **self.always, **changes), patches)
+        watching.prepare()
         try:
             treatments.install(doses, patches)
-            meter.install()
+            watching.install()
             self.job()
             ended, error = "finished", None
         except EndOfTrial:
@@ -85,7 +86,7 @@ class LocalTrials:
             ended, error = "crashed", f"{type(raised).__name__}: {raised}"
         finally:
             patches.undo()
-        return meter.result(ended, error)
+        return watching.result(ended, error)
 
 
 @pytest.fixture
@@ -107,6 +108,18 @@ def test_a_job_is_seen_whole(tmp_path: Path) -> None:
     assert found.batches.keys() == {"1.1", "1.2", "1.9"} and len(set(found.batches.values())) == 3
     assert (found.still, found.still_at_end, found.num_skipped) == (0, 0, 0)
     assert found.formats == ("float32",) * 4 and found.before_s is not None
+
+
+def test_blocks_of_short_steps_grow_where_only_times_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meter, "LEAST_BLOCK_S", 1e9)  # no block is ever long enough
+    grown = LocalTrials(tmp_path).run([], most_block_steps=10, checked=(1, 2))
+    assert grown.ended == "measured" and len(grown.blocks_s) == 2
+    assert grown.num_steps == 2 + 2 * 9 + 1  # in multiples of three
+    monkeypatch.setattr(meter, "LEAST_BLOCK_S", 0.0)
+    assert LocalTrials(tmp_path).run([], most_block_steps=10).num_steps == PLAN.num_steps
+    assert replace(PLAN, seen_steps=100).most_block_steps == 48 and PLAN.most_block_steps < 0
 
 
 def test_the_same_job_is_the_same_and_a_seed_makes_another(tmp_path: Path) -> None:
