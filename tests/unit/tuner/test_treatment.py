@@ -240,6 +240,18 @@ def test_settings_of_torch_are_made(patches: Patches) -> None:
         torch.set_float32_matmul_precision(precision)
 
 
+def test_a_number_of_threads_holds_against_the_scripts_own_until_it_is_undone(patches: Patches) -> None:
+    before = torch.get_num_threads()
+    try:
+        install([Dose(name="threads", value=1)], patches)
+        torch.set_num_threads(3)  # by the script
+        assert torch.get_num_threads() == 1
+        patches.undo()
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_model_is_compiled_at_its_first_call(patches: Patches) -> None:
     install([Dose(name="compile", value="default")], patches)
     model = nn.Linear(2, 2)

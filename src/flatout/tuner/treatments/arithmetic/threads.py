@@ -1,4 +1,4 @@
-"""Set how many threads a CPU operator uses."""
+"""Set how many threads a CPU operator uses, also where the script sets another number."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ def propose(case: Case) -> list[Value]:
 def install(patches: Patches, value: Value) -> None:
     import torch
 
-    before = torch.get_num_threads()
-    patches.on_undo(lambda: torch.set_num_threads(before))
-    torch.set_num_threads(int(value))
+    set_threads, asked = torch.set_num_threads, torch.get_num_threads()
+
+    def note(num_threads: int) -> None:
+        nonlocal asked
+        asked = num_threads
+
+    patches.on_undo(lambda: set_threads(asked))
+    patches.replace(torch, "set_num_threads", note)
+    set_threads(int(value))
 
 
 TREATMENT = Treatment(
