@@ -22,7 +22,7 @@ PARTS = {
     "wrong": ("planted mistakes, as each class", "all rejected"),
     "traps": ("traps", "all refused"),
     "noise": ("comparisons of a job with itself", "at most 2 % kept"),
-    "decoys": ("clean twins and decoys, with what would mend their fault", "nothing kept"),
+    "decoys": ("scripts that only look faulty, with what would mend them", "nothing kept"),
 }
 
 
