@@ -7,7 +7,9 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.parse
@@ -20,9 +22,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from flatout.cli.app import all_verbs
+from flatout.engines.run.log import is_written, log_path
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
 from flatout.monitor.sinks.figures import figures
 from flatout.monitor.sinks.prometheus import MetricsEndpoint, exposition, metric_name
+from tests.support.evolution import save_tiny, tiny_settings
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FLEET = EXAMPLES / "fleet"
@@ -33,13 +37,15 @@ SHIMS = {
     "torchrun": RECORD,
     "flatout": RECORD,
     "ray": RECORD,
-    "srun": '#!/bin/bash\nexec "$@"\n',
+    # srun does not read the cores of a task from its batch script.
+    "srun": '#!/bin/bash\n: "${SRUN_CPUS_PER_TASK:?}"\n[[ $1 == --* ]] && shift\nexec "$@"\n',
     "scontrol": "#!/bin/bash\nprintf 'node-%s\\n' 0 1\n",
 }
 SLURM = {
     "SLURM_JOB_NODELIST": "node-[0-1]",
     "SLURM_NNODES": "2",
     "SLURM_GPUS_ON_NODE": "2",
+    "SLURM_CPUS_PER_TASK": "8",
     "SLURM_JOB_ID": "77",
     "SLURMD_NODENAME": "node-1",
 }
@@ -48,12 +54,13 @@ SKY = {
     "SKYPILOT_NUM_NODES": "2",
     "SKYPILOT_NUM_GPUS_PER_NODE": "2",
     "SKYPILOT_NODE_RANK": "0",
+    "SKYPILOT_TASK_ID": "sky-managed-2026-11-19_evolve-sums_1-0",
 }
 
 
-def calls(command: Sequence[str], folder: Path, variables: dict[str, str]) -> list[list[str]]:
+def calls(command: Sequence[str], folder: Path, variables: dict[str, str], **shims: str) -> list[list[str]]:
     """What a script starts, with everything it starts made up."""
-    for name, text in SHIMS.items():
+    for name, text in (SHIMS | shims).items():
         (folder / name).write_text(text)
         (folder / name).chmod(0o755)
     record = folder / "calls"
@@ -106,12 +113,19 @@ def test_sbatch_files_start_what_the_parsers_take(
         assert "node-0:29500" in found[0]
 
 
-def test_a_requeued_job_resumes(tmp_path: Path) -> None:
-    (tmp_path / "runs" / "77").mkdir(parents=True)
-    variables = {**SLURM, "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_RESTART_COUNT": "1"}
-    (call,) = calls(["bash", str(EXAMPLES / "slurm" / "evolve.sbatch"), "sums.yaml"], tmp_path, variables)
-    assert call[-1] == "--resume"
-    assert check_call(call) == "evolve"
+def test_a_worker_that_cannot_join_gives_up_when_the_search_has_its_result(tmp_path: Path) -> None:
+    out = tmp_path / "runs" / "77"
+    out.mkdir(parents=True)
+    (out / "result.json").touch()
+    command = [
+        "bash",
+        str(EXAMPLES / "slurm" / "search.sbatch"),
+        "syc.yaml",
+        "postgresql://user@host/studies",
+    ]
+    variables = {**SLURM, "SLURM_PROCID": "1", "SLURM_SUBMIT_DIR": str(tmp_path)}
+    found = calls(command, tmp_path, variables, flatout=RECORD + "exit 2\n", sleep=RECORD + "exit 1\n")
+    assert [call[0] for call in found] == ["flatout", "flatout"]
 
 
 def test_the_ray_job_starts_what_the_parser_takes(tmp_path: Path) -> None:
@@ -126,26 +140,90 @@ def read(path: Path) -> Any:
     return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
 
 
+def train_jobs() -> dict[str, Any]:
+    """The documents of a file by their kinds, in the shape of the API."""
+    found = {}
+    for path in sorted((EXAMPLES / "cluster").glob("*trainjob.yaml")):
+        documents = list(YAML(typ="safe").load_all(path.read_text(encoding="utf-8")))
+        assert {each["apiVersion"] for each in documents} == {"trainer.kubeflow.org/v1alpha1"}
+        found[path.stem] = {each["kind"]: each for each in documents}
+    return found
+
+
 def test_train_jobs_have_the_shape_of_the_api() -> None:
-    paths = sorted((EXAMPLES / "cluster").glob("*trainjob.yaml"))
-    assert len(paths) == 2
-    for path in paths:
-        job = read(path)
-        assert (job["apiVersion"], job["kind"]) == ("trainer.kubeflow.org/v1alpha1", "TrainJob")
-        assert set(job["spec"]) == {"runtimeRef", "trainer"}
-        trainer = job["spec"]["trainer"]
-        assert set(trainer) == {"image", "numNodes", "command", "args", "resourcesPerNode"}
+    jobs = train_jobs()
+    assert jobs.keys() == {"trainjob", "diagnose_trainjob"}
+    for kinds in jobs.values():
+        spec = kinds["TrainJob"]["spec"]
+        assert set(spec) == {"runtimeRef", "trainer"}
+        trainer = spec["trainer"]
+        assert set(trainer) - {"image"} == {"numNodes", "command", "args", "resourcesPerNode"}
         assert trainer["command"] == ["torchrun"]
         assert all(isinstance(argument, str) for argument in trainer["args"])
         check_torchrun(trainer["args"])
 
 
+def test_the_runtime_of_a_train_job_mounts_what_its_command_names() -> None:
+    kinds = train_jobs()["trainjob"]
+    runtime, spec = kinds["TrainingRuntime"], kinds["TrainJob"]["spec"]
+    assert spec["runtimeRef"] == {"kind": "TrainingRuntime", "name": runtime["metadata"]["name"]}
+    (job,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    pod = job["template"]["spec"]["template"]["spec"]
+    (container,), (volume,) = pod["containers"], pod["volumes"]
+    assert job["name"] == container["name"] == "node"  # what Trainer looks for
+    (mount,) = container["volumeMounts"]
+    assert mount["name"] == volume["name"] and "image" in container
+    paths = [argument for argument in spec["trainer"]["args"] if argument.startswith("/")]
+    assert len(paths) == 2 and all(path.startswith(f"{mount['mountPath']}/") for path in paths)
+
+
+@pytest.mark.timeout(600)
+def test_pods_that_are_started_again_go_on(tmp_path: Path) -> None:
+    """The command of the TrainJob with the variables that Trainer sets; both pods are killed in between."""
+    trainer = train_jobs()["trainjob"]["TrainJob"]["spec"]["trainer"]
+    arguments = [argument.replace("/shared", str(tmp_path)) for argument in trainer["args"]]
+    out = tmp_path / "runs" / "sums"
+    settings = tiny_settings(save_tiny(tmp_path / "model"), out, checkpoint_every=1)
+    del settings["out"]
+
+    def start(epochs: int) -> list[subprocess.Popen[bytes]]:
+        (tmp_path / "sums.yaml").write_text(json.dumps({**settings, "epochs": epochs}))  # JSON is YAML
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        variables = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_MASTER_ADDR": "127.0.0.1"}
+        variables |= {"PET_MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        return [
+            subprocess.Popen(
+                [sys.executable, "-m", "torch.distributed.run", *arguments],
+                env={**os.environ, **variables, "PET_NODE_RANK": node},
+            )
+            for node in "01"
+        ]
+
+    pods = start(10**6)
+    wait_until(lambda: list((out / "checkpoints").glob("epoch-*2")), longest_s=280.0)
+    for pod in pods:  # a rank ends with its agent
+        pod.kill()
+        pod.wait()
+    wait_until(lambda: is_written(out) is False)
+    log = log_path(out)
+    reached = json.loads(log.read_text().splitlines()[-1])["epoch"]
+    assert [pod.wait() for pod in start(reached + 2)] == [0, 0]
+    epochs = [json.loads(line).get("epoch") for line in log.read_text().splitlines()]
+    assert [epoch for epoch in epochs if epoch is not None] == list(range(reached + 3))
+
+
 def test_the_skypilot_task_starts_what_the_parsers_take(tmp_path: Path) -> None:
-    task = read(EXAMPLES / "cluster" / "skypilot.yaml")
-    assert set(task) == {"name", "num_nodes", "resources", "workdir", "file_mounts", "setup", "run"}
+    task, volume = (read(EXAMPLES / "cluster" / f"{name}.yaml") for name in ("skypilot", "skypilot_volume"))
+    assert set(task) == {"name", "num_nodes", "resources", "workdir", "volumes", "setup", "run"}
     (call,) = calls(["bash", "-e", "-c", task["run"]], tmp_path, SKY)
     assert check_call(call) == "evolve"
     assert "10.0.0.1" in call
+    assert call[call.index("--rdzv-id") + 1] == SKY["SKYPILOT_TASK_ID"]  # the same after a recovery
+    ((folder, name),) = task["volumes"].items()
+    assert call[call.index("--out") + 1].startswith(f"{folder}/") and name == volume["name"]
+    assert volume["config"] == {"access_mode": "ReadWriteMany"}
 
 
 # A fleet
