@@ -39,8 +39,8 @@ Result = dict[str, Any]
 
 
 def reward_bytes(population: int, prompts: int, *, ranks: int) -> float:
-    """Rewards, and one number of tokens, that each rank sends in an epoch of evolution."""
-    return round(2 * (population * prompts + 1) * REWARD_BYTES * (ranks - 1) / ranks)
+    """Rewards, and the numbers of tokens and failures, that each rank sends in an epoch of evolution."""
+    return round(2 * (population * prompts + 2) * REWARD_BYTES * (ranks - 1) / ranks)
 
 
 def gradient_bytes(weights: int, *, ranks: int, size: int = GRADIENT_BYTES) -> float:
@@ -90,12 +90,13 @@ def efficiency(folder: Path) -> str:
     """Two workers against one, and the points that are lost, the largest first."""
     rows = []
     for where, subject in (("", "efficiency-"), (", two processes on one GPU", "efficiency-gpu-")):
-        for verb in ("evolve", "adapt"):
+        for verb in ("evolve", "adapt", "search"):
             if found := latest(folder, subject + verb):
                 lost = [
                     f"{row['phase']} {100 * row['lost']:.1f} ({row['reason']})" for row in found["phases"]
                 ]
-                rows.append([verb + where, f"{found['efficiency']:.2f}", "; ".join(lost)])
+                name = "steer search" if verb == "search" else verb
+                rows.append([name + where, f"{found['efficiency']:.2f}", "; ".join(lost)])
     for name, row in (latest(folder, "efficiency") or {}).items():
         if isinstance(row, dict):
             parts = {part[5:]: 100 * value for part, value in row.items() if part.startswith("lost_")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import signal
@@ -115,15 +116,23 @@ def torchrun(num_ranks: int, *arguments: object) -> subprocess.CompletedProcess[
     return warm().run("torchrun", "--standalone", "--nproc_per_node", str(num_ranks), *arguments)
 
 
-def test_two_nodes_arrive_where_one_process_does(model: Path, whole: dict[str, Any], tmp_path: Path) -> None:
+def test_two_nodes_arrive_where_one_process_does(
+    model: Path,
+    whole: dict[str, Any],
+    tmp_path: Path,
+    repository: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(repository / "docs"))
+    figures = importlib.import_module("scale_figures")
     out = tmp_path / "run"
     nodes = warm().run_agents("-m", "flatout", "evolve", config_file(model, out), "--json")
     assert [node.returncode for node in nodes] == [0, 0], nodes
     assert same(last(out), whole)
     (said,) = [node.stdout for node in nodes if node.stdout]
     assert sum(node.stderr.count("epoch 6 ") for node in nodes) == 1
-    # Nothing but rewards travels: 16 members, 4 prompts, the numbers of tokens and failures, in each epoch.
-    assert json.loads(said)["sent_bytes"] == {"rewards": EPOCHS * (16 * 4 + 2) * 8}
+    # Nothing but rewards travels, of 16 members and 4 prompts: as much as docs/scale.md extrapolates from.
+    assert json.loads(said)["sent_bytes"] == {"rewards": EPOCHS * figures.reward_bytes(16, 4, ranks=2)}
     assert not list(out.glob(".*"))
 
 
