@@ -52,7 +52,7 @@ def _about(run: Run) -> dict[str, Any]:
 
 
 class PageLog:
-    """The run that the page of another machine shows first."""
+    """The run that the page of another machine shows first; `problem` says why it gave no answer."""
 
     def __init__(self, url: str) -> None:
         parts = urllib.parse.urlsplit(url)
@@ -60,6 +60,8 @@ class PageLog:
             raise BadInput(f"{url!r} is not the address of a page", hint="http://HOST:PORT/TOKEN/")
         self.host: str = parts.netloc.rpartition("@")[2]  # until the page has told its name
         self.run: Run | None = None
+        self.problem: str | None = None
+        self.has_answered = False
         self._address = urllib.parse.urlunsplit(parts._replace(query="", fragment=""))
         self._last_s: float | None = None
 
@@ -82,12 +84,28 @@ class PageLog:
                 head, _, lines = answer.read(MOST_BYTES).partition(b"\n")
             about = json.loads(head)
             if not isinstance(about, dict) or about.get("format") != FORMAT:
-                return []
+                raise ValueError(about)
             self.host = str(about.get("host") or self.host)
             self.run = None if about.get("run") is None else decode(Run, about["run"])
-        except BROKEN:
+        except BROKEN as error:
+            self.problem = _why(error)
             return []
+        self.problem, self.has_answered = None, True
         last_s = self._last_s
         samples = [sample for sample in parse_lines(lines) if last_s is None or sample.time_s > last_s]
         self._last_s = samples[-1].time_s if samples else last_s
         return samples
+
+
+def _why(error: Exception) -> str:
+    """Say why a page gave no answer, without its address, which may hold a token."""
+    if isinstance(error, urllib.error.HTTPError):
+        error.close()
+        refused = error.code in (401, 403)
+        return "the address lacks the page's token" if refused else f"HTTP error {error.code}"
+    reason = getattr(error, "reason", error)
+    if isinstance(reason, TimeoutError):
+        return "no answer"
+    if isinstance(reason, OSError):
+        return (reason.strerror or str(reason)).lower()
+    return "not a page of Flatout"

@@ -36,7 +36,7 @@ class NodeState:
     """One line of the view: what is unknown is None."""
 
     node: str
-    run: str
+    run: str | None
     state: str  # running, ended, died, silent
     silent_s: float | None  # since something came
     steps: int | None = None
@@ -47,6 +47,7 @@ class NodeState:
     gpu_memory_share: float | None = None
     cpu_share: float | None = None
     bound: str | None = None
+    problem: str | None = None  # why its page does not answer
 
 
 class Node:
@@ -93,10 +94,14 @@ class Node:
     def state(self) -> NodeState:
         run = self.run
         silent_s = None if self._heard_s is None else self._clock() - self._heard_s
-        name = "this machine" if run is None else run.name
+        page = self.log if isinstance(self.log, PageLog) else None
+        is_unknown = run is None and page is not None and not page.has_answered
+        name = None if is_unknown else "this machine" if run is None else run.name
+        problem = None if page is None else page.problem
         latest = self._window[-1] if self._window else None
         if latest is None:
-            return NodeState(node=self.name, run=name, state=self._state(silent_s), silent_s=silent_s)
+            state = self._state(silent_s)
+            return NodeState(node=self.name, run=name, state=state, silent_s=silent_s, problem=problem)
         job = latest.job
         memory = [
             gpu.memory_used_bytes / gpu.memory_total_bytes
@@ -116,6 +121,7 @@ class Node:
             gpu_memory_share=_mean(memory),
             cpu_share=latest.host.cpu_share,
             bound=self._bound,
+            problem=problem,
         )
 
     def _state(self, silent_s: float | None) -> str:

@@ -30,9 +30,11 @@ def cells(state: NodeState) -> list[str]:
     shown = state.state
     if state.state == "silent" and state.silent_s is not None:
         shown = f"silent {show_time(state.silent_s)}"
+    if state.state == "silent" and state.problem is not None:
+        shown += f": {printable(state.problem)}"
     return [
         printable(state.node),
-        printable(state.run),
+        show(None if state.run is None else printable(state.run)),
         shown,
         show(state.steps),
         show(state.steps_per_s, "{:.3g}"),

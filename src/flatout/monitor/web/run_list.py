@@ -18,6 +18,7 @@ from typing import Any
 
 from flatout.ground.errors import BadInput
 from flatout.ground.runs import Run, list_runs, read_run, runs_folder, show_state, state_of
+from flatout.ground.units import UNKNOWN
 from flatout.monitor.fleet.logs import Log
 from flatout.monitor.fleet.nodes import SILENT_S, Fleet
 from flatout.monitor.past.history import RAW, HistoryTail, read_end, segments
@@ -55,10 +56,13 @@ class Entry:
     glance: Glance = Glance()
     node: str | None = None  # of a fleet
     seen: str | None = None  # the state of a run whose process is elsewhere
+    problem: str | None = None  # why its page does not answer
 
     @property
     def name(self) -> str:
-        return "this machine" if self.run is None else self.run.name
+        if self.run is None:
+            return "this machine" if self.problem is None else UNKNOWN
+        return self.run.name
 
     @property
     def state(self) -> str:
@@ -66,6 +70,8 @@ class Entry:
 
     @property
     def ending(self) -> str:
+        if self.seen == "silent" and self.problem is not None:
+            return f"silent: {self.problem}"
         return self.seen or ("running" if self.run is None else show_state(self.run))
 
     def to_json(self) -> dict[str, Any]:
@@ -200,6 +206,7 @@ class FleetRuns:
                 run=node.run,
                 node=state.node,
                 seen=state.state,
+                problem=state.problem,
                 glance=Glance(**{name: getattr(state, name) for name in figures}),
             )
             for node, state in zip(self._fleet.nodes, states, strict=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.server
+import threading
 from pathlib import Path
 
 import pytest
@@ -33,8 +35,30 @@ def test_whoever_asks_anew_is_given_what_it_missed(tmp_path: Path) -> None:
         writer.close()
         assert seconds(log.more()) == [6, 7]
         assert seconds(PageLog(server.url).past()) == [1, 2, 3, 4, 5, 6, 7]
-        assert PageLog(server.url.replace(server.token or "", "guessed")).past() == []
-    assert log.more() == []  # nobody answers
+        assert log.problem is None
+        stranger = PageLog(server.url.replace(server.token or "", "guessed"))
+        assert stranger.past() == [] and stranger.problem == "the address lacks the page's token"
+        assert not stranger.has_answered
+    assert log.more() == [] and log.problem == "connection refused"
+    assert log.has_answered
+
+
+def test_what_answers_and_is_no_page_of_ours_is_said() -> None:
+    class Other(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if "hello" in self.path else 404)
+            self.end_headers()
+            self.wfile.write(b"<html>")
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for path, problem in (("hello", "not a page of Flatout"), ("gone", "HTTP error 404")):
+            log = PageLog(f"http://127.0.0.1:{server.server_port}/{path}")
+            assert log.past() == [] and log.problem == problem
+        server.shutdown()
 
 
 def test_what_is_no_page_is_refused() -> None:

@@ -68,6 +68,10 @@ def test_pages_and_folders_stand_side_by_side(tmp_path: Path) -> None:
         log = fleet.open_log(served.key)
         assert log is not None and len(log.past()) == 9
     assert fleet.open_log("no such key") is None
+    lost = next(state for state in fleet.look() if state.run == "served")
+    assert lost.problem == "connection refused"
+    (never,) = Fleet([server.url]).look()
+    assert (never.run, never.state, never.problem) == (None, "silent", "connection refused")
 
 
 def test_a_source_that_is_not_there_is_refused() -> None:

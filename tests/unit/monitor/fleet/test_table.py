@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import math
@@ -30,6 +31,14 @@ def test_unknown_is_not_zero_and_a_silent_node_says_for_how_long() -> None:
     state = NodeState(node="a", run="train", state="silent", silent_s=75.0)
     assert cells(state)[2:6] == ["silent 1:15", "n/a", "n/a", "n/a"]
     assert str(summary([state])) == "1 node: 1 silent"
+
+
+def test_a_page_that_does_not_answer_says_why() -> None:
+    state = NodeState(node="a", run=None, state="silent", silent_s=None, problem="connection refused")
+    assert cells(state)[:3] == ["a", "n/a", "silent: connection refused"]
+    assert cells(dataclasses.replace(state, silent_s=75.0))[2] == "silent 1:15: connection refused"
+    assert cells(dataclasses.replace(state, state="running"))[2] == "running"
+    assert document([state])["nodes"][0]["problem"] == "connection refused"
 
 
 def test_json_names_a_loss_that_is_no_number() -> None:

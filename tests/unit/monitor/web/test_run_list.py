@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from flatout.ground.runs import create_run, end_run
+from flatout.monitor.fleet.nodes import Fleet
 from flatout.monitor.past.history import HistoryWriter
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web import run_list as room
-from flatout.monitor.web.run_list import MACHINE, RunList
+from flatout.monitor.web.run_list import MACHINE, FleetRuns, RunList
 from tests.support.monitor_web import HOSTILE, START_S, logged_run, run, sample
 
 
@@ -24,6 +25,11 @@ def test_the_latest_run_is_opened_where_nothing_is_said(tmp_path: Path) -> None:
     assert runs.first == [next(iter(runs.folders))]
     states = {entry.name: entry.state for entry in runs.entries}
     assert states["second"] == "ended"
+
+
+def test_a_node_whose_page_does_not_answer_says_why() -> None:
+    (entry,) = FleetRuns(Fleet(["http://127.0.0.1:1/"])).entries  # a port of nobody
+    assert (entry.name, entry.state, entry.ending) == ("n/a", "silent", "silent: connection refused")
 
 
 def test_folders_that_are_given_come_first_even_from_elsewhere(tmp_path: Path) -> None:
