@@ -63,7 +63,7 @@ def save_encoder(folder: Path, *, width: int, layers: int) -> Path:
         hidden_size=width,
         intermediate_size=2 * width,
         num_hidden_layers=layers,
-        num_attention_heads=2,
+        num_attention_heads=max(2, width // 64),  # as wide as BERT's, which attention kernels take
         max_position_embeddings=96,
         initializer_range=0.2,
         pad_token_id=tokenizer.pad_token_id,
