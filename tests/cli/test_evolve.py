@@ -116,6 +116,24 @@ def torchrun(num_ranks: int, *arguments: object) -> subprocess.CompletedProcess[
     return warm().run("torchrun", "--standalone", "--nproc_per_node", str(num_ranks), *arguments)
 
 
+# The command, which notes who writes which checkpoint.
+NOTING = """
+import os, pathlib
+from flatout.cli.app import main
+from flatout.engines.run.checkpoints import Checkpoints
+
+save = Checkpoints.save
+
+def noting(self, number, **options):
+    with pathlib.Path(__file__).with_name("saves").open("a") as file:
+        print(os.environ["RANK"], number, file=file)
+    return save(self, number, **options)
+
+Checkpoints.save = noting
+main()
+"""
+
+
 def test_two_nodes_arrive_where_one_process_does(
     model: Path,
     whole: dict[str, Any],
@@ -125,8 +143,9 @@ def test_two_nodes_arrive_where_one_process_does(
 ) -> None:
     monkeypatch.syspath_prepend(str(repository / "docs"))
     figures = importlib.import_module("scale_figures")
-    out = tmp_path / "run"
-    nodes = warm().run_agents("-m", "flatout", "evolve", config_file(model, out), "--json")
+    out, script = tmp_path / "run", tmp_path / "noting.py"
+    script.write_text(NOTING)
+    nodes = warm().run_agents(script, "evolve", config_file(model, out), "--json")
     assert [node.returncode for node in nodes] == [0, 0], nodes
     assert same(last(out), whole)
     (said,) = [node.stdout for node in nodes if node.stdout]
@@ -134,6 +153,8 @@ def test_two_nodes_arrive_where_one_process_does(
     # Nothing but rewards travels, of 16 members and 4 prompts: as much as docs/scale.md extrapolates from.
     assert json.loads(said)["sent_bytes"] == {"rewards": EPOCHS * figures.reward_bytes(16, 4, ranks=2)}
     assert not list(out.glob(".*"))
+    written = (tmp_path / "saves").read_text().splitlines()
+    assert written == [f"0 {epoch}" for epoch in range(1, EPOCHS + 1)]  # once, by the first process
 
 
 def test_two_tasks_of_srun_arrive_where_one_process_does(

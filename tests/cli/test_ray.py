@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import json
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -17,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.support.autoscaling import may_have_namespace, run_on_cluster
 from tests.support.steering import tiny_search, write_tiny
 from tests.support.two_nodes import TwoNodes
 from tests.support.warm_python import warm
@@ -40,6 +42,19 @@ def judge(question, text):
     if is_on_cluster and seen == 3:
         (folder / f"waits-{os.getpid()}").touch()
     while (seen == 3 or not is_on_cluster) and not (folder / "open").exists():
+        time.sleep(0.02)
+    return float(len(text))
+"""
+
+# A judge at which the command's own worker waits until one of the cluster has answered.
+COMPANY = """
+import os, pathlib, time
+here = pathlib.Path(__file__).with_name("somebody")
+
+def judge(question, text):
+    if "FLATOUT_STEER_SUPERVISED" in os.environ:
+        here.touch()
+    while not here.exists():
         time.sleep(0.02)
     return float(len(text))
 """
@@ -169,6 +184,22 @@ def test_a_killed_node_costs_a_search_no_row_and_its_worker_goes_on_elsewhere(
     assert max(counted.values()) == 1, "a finished row was run again"
     trials = json.loads(printed)["trials"]
     assert len(trials) >= 12 and {trial["state"] for trial in trials} <= {"complete", "pruned"}
+
+
+@pytest.mark.skipif(not may_have_namespace(), reason="needs root, for a namespace of processes")
+@pytest.mark.timeout(600)
+def test_a_node_comes_for_a_worker_that_waits_and_goes_when_it_is_idle(tmp_path: Path) -> None:
+    given = tiny_search(
+        write_tiny(tmp_path / "tiny"), tmp_path / "run", judge="company:judge", max_new_tokens=3, workers=1
+    )
+    (tmp_path / "company.py").write_text(COMPANY)
+    (tmp_path / "search.yaml").write_text(json.dumps(given))
+    command = [sys.executable, "-m", "flatout", "steer", "search", "search.yaml", "--ray", "auto"]
+    found = run_on_cluster(tmp_path, *command)
+    assert found["code"] == 0, found["said"]
+    assert [found[when] for when in ("at_first", "most", "left")] == [0, 1, 0]
+    assert "waiting for one to join" in found["said"]
+    assert rows_in(tmp_path / "run")["ray-0"]
 
 
 def test_a_pair_is_one_task_and_what_a_lost_node_ran_runs_again(nodes: TwoNodes, tmp_path: Path) -> None:
