@@ -21,6 +21,7 @@ from typing import Any
 
 from tests.support.two_nodes import ENVIRONMENT, STORE_BYTES
 
+HEAD = "ray.head.default"  # as the simulated cloud calls it
 NAMESPACE = ["unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child"]
 IDLE_S, LONGEST_S = 3.0, 240.0
 
@@ -55,7 +56,7 @@ def run_on_cluster(folder: Path, *command: str) -> dict[str, Any]:
 def settings() -> dict[str, Any]:
     """Of the autoscaler: a head without a CPU, and at most one node of one."""
     kinds = {
-        "head": {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
+        HEAD: {"resources": {"CPU": 0}, "node_config": {}, "max_workers": 0},
         "worker": {
             "resources": {"CPU": 1, "object_store_memory": STORE_BYTES},
             "node_config": {},
@@ -77,7 +78,7 @@ def settings() -> dict[str, Any]:
             "disable_launch_config_check": True,
         },
         "available_node_types": kinds,
-        "head_node_type": "head",
+        "head_node_type": HEAD,
         **{name: [] for name in (*lists, "rsync_exclude", "rsync_filter")},
         **{name: {} for name in ("auth", "docker", "file_mounts")},
         "file_mounts_sync_continuously": False,
