@@ -4,7 +4,8 @@
 
 Every simulated rank leaves the evidence that one job left on an H200, with a step time of its own, in a
 folder that all see.  Ranks write at the same time in reality, so `publish_s` is what one of them takes.
-Rank 0's part is `gather_s`; `folder_bytes` lies in the folder then; `peak_bytes` is what Python took.
+Rank 0's part is `gather_s`; `folder_bytes` lies in the folder then; `peak_bytes` is what Python took.  The
+run fails where that is more than the limits, or grows faster than the number of ranks.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from flatout.measure.run.ranks.exchange import Exchange  # noqa: E402
 
 RECORDED = ROOT / "tests" / "data" / "darkroom_h200.json"
 PER_NODE = 8
+MOST_S, MOST_BYTES = 10.0, 50e6
 
 
 def of_rank(recorded: Evidence, rank: int, world_size: int) -> Evidence:
@@ -81,6 +83,13 @@ def measure(recorded: Evidence, num_ranks: int, folder: Path) -> dict[str, Any]:
     }
 
 
+def check(rows: list[dict[str, Any]]) -> None:
+    first, last = rows[0], rows[-1]
+    assert last["gather_s"] < MOST_S and last["folder_bytes"] + last["peak_bytes"] < MOST_BYTES, last
+    for name in ("gather_s_per_rank", "folder_bytes_per_rank"):
+        assert last[name] < 1.1 * first[name], (first, last)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512])
@@ -92,6 +101,7 @@ def main() -> None:
         rows = {f"{num} ranks": measure(recorded, num, Path(folder)) for num in options.ranks}
     for name, row in rows.items():
         print(f"{name:>10}: {row['gather_s']:.3f} s, {row['folder_bytes'] / 1e6:.2f} MB in the folder")
+    check([*rows.values()])
     report("merging", rows, folder=Path(__file__).parent, save=options.save)
 
 

@@ -94,6 +94,7 @@ def look(url: str, nodes: Nodes, seconds: float, process: psutil.Process) -> dic
                 seen.add(figure)
         took_s, cpu_s = time.time() - began_s, sum(process.cpu_times()[:2]) - cpu_s
     return {
+        "nodes_seen": len({node for node, _ in seen}),
         "cpu_share_of_a_core": cpu_s / took_s,
         "late_median_s": float(np.median(late_s)),
         "late_p95_s": float(np.percentile(late_s, 95)),

@@ -26,18 +26,36 @@ def load_module(repository: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return load
 
 
+def run_benchmark(repository: Path, script: str, *options: str) -> dict[str, Any]:
+    command = [sys.executable, str(repository / "benchmarks" / "scale" / script), *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 @pytest.mark.timeout(900)  # nine processes import torch
 def test_a_killed_node_and_a_stalled_network_cost_an_evolution_nothing(repository: Path) -> None:
     """Two torchrun agents; without the right to a network namespace the network does not stall."""
-    command = [sys.executable, repository / "benchmarks" / "scale" / "faults_training.py", "--verb", "evolve"]
-    command += ["--stall", "3", "--fault", NODE]
+    options = ["--verb", "evolve", "--stall", "3", "--fault", NODE]
     may_stall = subprocess.run(["unshare", "--net", "true"], capture_output=True, check=False).returncode == 0
-    command += ["--fault", NETWORK] if may_stall else ["--inside"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout.splitlines()[-1])["rows"]
+    options += ["--fault", NETWORK] if may_stall else ["--inside"]
+    rows = run_benchmark(repository, "faults_training.py", *options)["rows"]
     assert [row["fault"] for row in rows] == [NODE, NETWORK][: len(rows)] and len(rows) == 1 + may_stall
     assert all(row["iterations"] == 41 and row["lost"] == 0 for row in rows), rows
+
+
+def test_what_a_rank_adds_to_a_diagnosis_does_not_grow_with_their_number(repository: Path) -> None:
+    rows = run_benchmark(repository, "merging.py", "--ranks", "8", "64")
+    assert 512 * rows["64 ranks"]["folder_bytes_per_rank"] < 50e6
+
+
+def test_one_page_shows_all_of_64_nodes_and_a_restart_of_it_loses_no_sample(repository: Path) -> None:
+    pytest.importorskip("starlette", reason="starlette is not installed: flatout[web]")
+    found = run_benchmark(repository, "watching.py", "--nodes", "64", "--seconds", "5")
+    for arm in ("folder", "pages"):
+        assert (found[arm]["nodes_seen"], found[arm]["samples_lost_by_restart"]) == (64, 0)
+        assert found[arm]["samples_written"] > 0
 
 
 def test_what_phases_lose_adds_up_to_what_is_lost(load_module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
