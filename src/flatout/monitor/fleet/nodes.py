@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,7 @@ class Fleet:
             node.look()
         for each in asked:
             each.result()
-        return [node.state for node in self.nodes]
+        return _tell_apart([(node.key, node.state) for node in self.nodes])
 
     def open_log(self, key: str) -> Log | None:
         """Open another reader of a node's log, from its beginning."""
@@ -198,6 +198,15 @@ class Fleet:
                     found[key] = node
                     found[key].run = run
         self._runs = found
+
+
+def _tell_apart(states: Sequence[tuple[str, NodeState]]) -> list[NodeState]:
+    """Add the key to the names of nodes that two sources have alike, such as two jobs of one machine."""
+    alike = Counter((state.node, state.run) for _, state in states)
+    return [
+        replace(state, node=f"{state.node} ({key})") if alike[state.node, state.run] > 1 else state
+        for key, state in states
+    ]
 
 
 def _natural(name: str) -> list[Any]:

@@ -33,6 +33,16 @@ def test_a_folder_has_one_node_for_each_host_and_its_figures(tmp_path: Path) -> 
     assert states[0].gpu_share is not None and 0.4 < states[0].gpu_share < 0.8
 
 
+def test_two_jobs_of_one_machine_from_two_folders_are_told_apart(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in "abc"]
+    keys = [
+        logged_run(folder, [sample(1)], pid=number, host="node-1" if number < 3 else "node-2").name
+        for number, folder in enumerate(folders, start=1)
+    ]
+    states = Fleet([str(folder) for folder in folders]).look()
+    assert sorted(state.node for state in states) == [f"node-1 ({keys[0]})", f"node-1 ({keys[1]})", "node-2"]
+
+
 def test_a_node_that_says_nothing_is_silent_and_comes_back(tmp_path: Path) -> None:
     clock = Clock()
     folder = logged_run(tmp_path, [sample(1)], host="elsewhere")
