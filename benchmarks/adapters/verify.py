@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ class Step:
         *,
         dtype: torch.dtype = torch.float32,
         accumulation: int = 1,
-        clip: float | None = None,
+        clip: float = math.inf,
         scaled: bool = False,
         share: float = 1.0,
     ) -> None:
@@ -61,7 +62,7 @@ class Step:
         self.bank, self.heads = bank, class_heads(model.config.hidden_size, device)
         self.optimizer = AdapterOptimizer(
             bank,
-            settings={name: StepSettings(num_steps=100, clip_norm=clip) for name in NAMES},
+            settings={name: StepSettings(num_steps=100, clip=clip) for name in NAMES},
             heads=self.heads,
             loss_scaling=scaled,
         )

@@ -148,7 +148,7 @@ class Trained:
         self.encoder = PackedEncoder(model, self.bank, dtype=torch.bfloat16)
         self.optimizer = AdapterOptimizer(
             self.bank,
-            settings={name: StepSettings(learning_rate=1e-3, num_steps=40) for name in self.bank.names},
+            settings={name: StepSettings(lr=1e-3, num_steps=40) for name in self.bank.names},
             heads=own,
         )
         self.step = FusedStep(

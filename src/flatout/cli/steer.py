@@ -27,7 +27,8 @@ Questions = Annotated[
     str, typer.Argument(metavar="QUESTIONS", help="JSON lines, each with a question and its two answers.")
 ]
 Model = Annotated[
-    str, flag("--model", "FOLDER", "A causal language model with its tokenizer, or OWNER/NAME on the Hub.")
+    str | None,
+    flag("--model", "FOLDER", "A causal language model with its tokenizer, or OWNER/NAME on the Hub."),
 ]
 Layers = Annotated[str | None, flag("--layers", "LIST", "Layers, from 0: all (default), 4-20 or 3,5,8-10.")]
 Position = Annotated[
@@ -152,9 +153,7 @@ def fit(
 def search(
     ctx: typer.Context,
     config: flags.Config = None,
-    model: str | None = option(
-        "--model", "FOLDER", "A causal language model with its tokenizer, or OWNER/NAME on the Hub."
-    ),
+    model: Model = None,
     questions: str | None = option(
         "--questions", "FILE", "JSON lines, each with a question and its two answers."
     ),

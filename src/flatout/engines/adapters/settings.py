@@ -51,17 +51,23 @@ class TaskSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningSettings:
-    """How a phase learns."""
+    """How weights learn."""
 
     lr: float = 5e-4
     weight_decay: float = 0.01
     warmup_share: float = 0.1
-    clip: float = 1.0
+    clip: float = 1.0  # the norm of their gradients, at most
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseSettings(LearningSettings):
+    """How a phase learns, and when it is finished."""
+
     patience: int | None = 5  # evaluations without improvement before an adapter is finished
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseOne(LearningSettings):
+class PhaseOne(PhaseSettings):
     """Adapters and heads, all tasks in one batch."""
 
     steps: int = 1000  # of the optimizer
@@ -74,7 +80,7 @@ class PhaseOne(LearningSettings):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseTwo(LearningSettings):
+class PhaseTwo(PhaseSettings):
     """The router, on features of the frozen encoder."""
 
     epochs: int = 10
@@ -86,7 +92,7 @@ class PhaseTwo(LearningSettings):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseThree(LearningSettings):
+class PhaseThree(PhaseSettings):
     """Both together: the loss of the tasks reaches the router through the mixture of adapters."""
 
     steps: int = 400

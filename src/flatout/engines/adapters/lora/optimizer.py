@@ -19,27 +19,24 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.adapters.lora.bank import AdapterBank
+from flatout.engines.adapters.settings import LearningSettings
 from flatout.ground.errors import BadInput
 
 SHARED = "shared"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepSettings:
+class StepSettings(LearningSettings):
     """How one group is trained; `num_steps` are updates, not batches."""
 
-    learning_rate: float = 5e-4
     num_steps: int = 1000
-    warmup_share: float = 0.1
-    weight_decay: float = 0.01
-    clip_norm: float | None = 1.0
 
     def rate_at(self, step: int) -> float:
         """Return the learning rate of update `step`, counted from 0."""
         warmup = int(self.warmup_share * self.num_steps)
         if step < warmup:
-            return self.learning_rate * (step + 1) / warmup
-        return self.learning_rate * max(0.0, (self.num_steps - step) / max(1, self.num_steps - warmup))
+            return self.lr * (step + 1) / warmup
+        return self.lr * max(0.0, (self.num_steps - step) / max(1, self.num_steps - warmup))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -51,11 +48,6 @@ class _Group:
     optimizer: torch.optim.AdamW | None  # None where there is nothing to train
     num_steps: int = 0
     active: bool = True
-
-    @property
-    def limit(self) -> float:
-        """The norm to clip to."""
-        return float("inf") if self.settings.clip_norm is None else self.settings.clip_norm
 
     def write_rate(self) -> None:
         if self.optimizer is None:
@@ -178,7 +170,7 @@ class AdapterOptimizer:
             group, scaler = self._groups[name], self._scalers[name]
             assert group.optimizer is not None
             scaler.unscale_(group.optimizer)
-            torch.nn.utils.clip_grad_norm_(group.parameters, group.limit, foreach=True)
+            torch.nn.utils.clip_grad_norm_(group.parameters, group.settings.clip, foreach=True)
             scaler.step(group.optimizer)
         for scaler in {id(one): one for one in (self._scalers[name] for name in updated)}.values():
             scaler.update()
@@ -255,7 +247,7 @@ class AdapterOptimizer:
 
     def _adamw(self, parameters: list[nn.Parameter], settings: StepSettings) -> torch.optim.AdamW:
         cuda = self._device.type == "cuda"
-        rate = settings.learning_rate
+        rate = settings.lr
         return torch.optim.AdamW(
             parameters,
             lr=torch.tensor(rate, device=self._device) if cuda else rate,
@@ -289,7 +281,7 @@ def _update_if_finite(groups: list[_Group]) -> None:
     whole = torch.stack(norms)
     is_not_finite = (whole - whole).isnan().float().unbind()
     divisors = torch._foreach_add(norms, 1e-6)
-    torch._foreach_mul_(divisors, [1 / group.limit for group, _ in stepping])
+    torch._foreach_mul_(divisors, [1 / group.settings.clip for group, _ in stepping])
     torch._foreach_clamp_min_(divisors, 1.0)
     for (group, _), divisor, skips in zip(stepping, divisors, is_not_finite, strict=True):
         optimizer: Any = group.optimizer

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flatout.engines.adapters.assembly import AdapterAssembly
 from flatout.engines.adapters.lora.fused_step import SHARED, AdapterOptimizer, FusedStep, StepSettings
-from flatout.engines.adapters.settings import LearningSettings, TaskSettings
+from flatout.engines.adapters.settings import LearningSettings, PhaseSettings, TaskSettings
 from flatout.engines.adapters.tasks.task import TaskBatch
 from flatout.engines.adapters.training.batches import TaskRows, TrainingBatches
 from flatout.engines.adapters.training.phase import PhaseRun, check_share
@@ -121,18 +121,12 @@ def make_optimizer(assembly: AdapterAssembly) -> AdapterOptimizer:
     return optimizer_of(assembly, settings, shared=assembly.decoder, shared_by=writing)
 
 
-def step_settings(
-    phase: LearningSettings, *, num_steps: int, task: TaskSettings | None = None
-) -> StepSettings:
+def step_settings(phase: PhaseSettings, *, num_steps: int, task: TaskSettings | None = None) -> StepSettings:
     """Make the schedule of a phase over `num_steps`; what a task sets for itself replaces the phase's."""
-    own = task or TaskSettings()
-    return StepSettings(
-        learning_rate=phase.lr if own.lr is None else own.lr,
-        num_steps=num_steps,
-        warmup_share=phase.warmup_share,
-        weight_decay=phase.weight_decay if own.weight_decay is None else own.weight_decay,
-        clip_norm=phase.clip if own.clip is None else own.clip,
-    )
+    learning = {each.name: getattr(phase, each.name) for each in dataclasses.fields(LearningSettings)}
+    own = {name: getattr(task, name, None) for name in learning}
+    learning |= {name: value for name, value in own.items() if value is not None}
+    return StepSettings(num_steps=num_steps, **learning)
 
 
 def optimizer_of(

@@ -110,17 +110,14 @@ class RouterOptimizer:
     def __init__(self, router: nn.Module, settings: StepSettings) -> None:
         self._settings = settings
         self.parameters = list(router.parameters())
-        self.adamw = torch.optim.AdamW(
-            self.parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay
-        )
+        self.adamw = torch.optim.AdamW(self.parameters, lr=settings.lr, weight_decay=settings.weight_decay)
 
     def update(self, step: int) -> float:
         """Clip, update and clear the gradients; return the learning rate that was used."""
         rate = self._settings.rate_at(step)
         for group in self.adamw.param_groups:
             group["lr"] = rate
-        if self._settings.clip_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters, self._settings.clip_norm)
+        nn.utils.clip_grad_norm_(self.parameters, self._settings.clip)
         self.adamw.step()
         self.adamw.zero_grad(set_to_none=True)
         return rate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -32,9 +33,9 @@ from tests.support.adapters_packed import (
 )
 
 SETTINGS = {
-    "a": StepSettings(learning_rate=1e-3, num_steps=4, warmup_share=0.25),
-    "b": StepSettings(learning_rate=2e-3, num_steps=8, warmup_share=0.0, clip_norm=0.1),
-    "c": StepSettings(learning_rate=3e-3, num_steps=6, clip_norm=None, weight_decay=0.0),
+    "a": StepSettings(lr=1e-3, num_steps=4, warmup_share=0.25),
+    "b": StepSettings(lr=2e-3, num_steps=8, warmup_share=0.0, clip=0.1),
+    "c": StepSettings(lr=3e-3, num_steps=6, clip=math.inf, weight_decay=0.0),
 }
 
 
@@ -68,8 +69,7 @@ def trained_alone(setup: Setup, number: int, given: list[Batch], *, accumulation
         loss = class_loss(head, plain_states(own, batch.block), batch)
         (loss / accumulation).backward()
         if (place + 1) % accumulation == 0:
-            if settings.clip_norm is not None:
-                nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
+            nn.utils.clip_grad_norm_(parameters, settings.clip)
             adamw.param_groups[0]["lr"] = settings.rate_at(place // accumulation)
             adamw.step()
             adamw.zero_grad()

@@ -23,7 +23,7 @@ def made(
     rates = {"a": 1e-3, "b": 2e-3, "c": 3e-3, SHARED: 1e-3}
     return AdapterOptimizer(
         bank,
-        settings={name: StepSettings(learning_rate=rate, num_steps=10) for name, rate in rates.items()},
+        settings={name: StepSettings(lr=rate, num_steps=10) for name, rate in rates.items()},
         heads=heads(bank.names),
         shared=shared,
         shared_by=shared_by,
@@ -39,7 +39,7 @@ def fill(optimizer: AdapterOptimizer, *, seed: int = 0, scale: float = 1.0) -> N
 
 
 def test_a_schedule_warms_up_and_ends_at_its_end() -> None:
-    settings = StepSettings(learning_rate=1.0, num_steps=20, warmup_share=0.25)
+    settings = StepSettings(lr=1.0, num_steps=20, warmup_share=0.25)
     rates = [settings.rate_at(step) for step in range(21)]
     assert rates[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert max(rates) == 1.0 and rates[19] == pytest.approx(1 / 15) and rates[20] == 0.0
@@ -48,7 +48,7 @@ def test_a_schedule_warms_up_and_ends_at_its_end() -> None:
 
 @given(st.integers(1, 50), st.floats(0, 1))
 def test_a_rate_is_never_negative_nor_above_its_top(num_steps: int, warmup: float) -> None:
-    settings = StepSettings(learning_rate=2.0, num_steps=num_steps, warmup_share=warmup)
+    settings = StepSettings(lr=2.0, num_steps=num_steps, warmup_share=warmup)
     assert all(0 <= settings.rate_at(step) <= 2.0 for step in range(num_steps + 2))
 
 

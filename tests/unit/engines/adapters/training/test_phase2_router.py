@@ -112,7 +112,7 @@ def test_the_optimizer_goes_on_bit_for_bit() -> None:
             model(torch.randn(3, 2)).square().sum().backward()
             optimizer.update(step)
 
-    settings = StepSettings(learning_rate=0.1, num_steps=6)
+    settings = StepSettings(lr=0.1, num_steps=6)
     torch.manual_seed(0)
     whole, broken = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
     broken.load_state_dict(whole.state_dict())
