@@ -31,7 +31,7 @@ sys.path.insert(0, str(HERE))
 from workloads import WORKLOADS, Step, environment  # noqa: E402
 
 from flatout.measure.run.observer import Observer, ObserverOptions  # noqa: E402
-from flatout.measure.run.schedule import StepBlock  # noqa: E402
+from flatout.measure.run.step_blocks.schedule import StepBlock  # noqa: E402
 
 # (steps before timing, timed steps): past the warm-up, and with a loader past the batches looked at closely
 STEPS = {"modules": (10, 40), "encoder": (8, 10), "loader": (40, 100)}

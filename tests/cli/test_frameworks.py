@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import flatout
 from flatout.doctor.loading import made_by
-from flatout.measure.run import schedule
+from flatout.measure.run.step_blocks import schedule
 from tests.support.cli import ARMS, assert_measured, line_of, observe
 from tests.support.measure import BRIEF
 

@@ -25,7 +25,7 @@ ENDLESS = {"MOST_ROUNDS": 1_000_000, "GAIN": 0, "NARROW": 0}
 def with_schedule(constants: Mapping[str, float]) -> str:
     """Code that changes the schedule of a diagnosis in the process that runs it."""
     changed = ", ".join(f"{name}={value}" for name, value in constants.items())
-    return f"from flatout.measure.run import schedule; vars(schedule).update({changed}); "
+    return f"from flatout.measure.run.step_blocks import schedule; vars(schedule).update({changed}); "
 
 
 # A job as users write them; what a test is about is put in the middle or at the end.

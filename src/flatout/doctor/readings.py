@@ -21,7 +21,7 @@ from flatout.ground.units import UNKNOWN, show_interval, show_ratio, show_second
 from flatout.measure import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, ObservedJob, Place, Rank
 from flatout.measure.run.ranks.merging import MEETING
-from flatout.measure.run.schedule import ENDED_FIRST, NO_TIME
+from flatout.measure.run.step_blocks.schedule import ENDED_FIRST, NO_TIME
 
 LEAST_UNEXPLAINED = 0.1  # of the step: less needs no explanation
 LEAST_SHOWN = 0.02  # of the step, a line

@@ -399,7 +399,7 @@ def what_dynamo_did(make: Callable[[], Callable[[], None]], *, num_steps: int) -
 def test_dynamo_does_not_see_the_instruments(
     make: Callable[[], Callable[[], None]], num_graphs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from flatout.measure.run import schedule
+    from flatout.measure.run.step_blocks import schedule
 
     monkeypatch.setattr(schedule, "MOST_STACK_STEPS", 2)
     num_steps = 40  # through the longest warm-up and every pass

@@ -94,7 +94,7 @@ class Assembly:
             **tools.evidence(),
             episodes=episodes,
             counterfactuals=counterfactuals,
-            arms_not_run=observer.arms_not_run(
+            arms_not_run=observer.sequence.arms_not_run(
                 (each.label for each in counterfactuals), job_ended=ending.is_its_own
             ),
             **observer.process.evidence(real_s=sum(row.host_s for row in observer.rows if row.arm == REAL)),
@@ -130,9 +130,9 @@ class Assembly:
 
 def _counterfactuals(observer: Observer, steps: tuple[Step, ...]) -> tuple[Counterfactual, ...]:
     found = []
-    for arm in observer.arms.values():
+    for arm in observer.sequence.arms.values():
         counts = arm.refusal is None and not arm.only_baseline
-        measured = observer.measured(arm) if counts else None
+        measured = observer.sequence.result_of(arm) if counts else None
         if measured is not None and measured.baseline == ONE_BATCH:
             measured = _with_waits(measured, steps)
         if measured is not None:
@@ -282,10 +282,11 @@ def _missing(observer: Observer, ending: Ending) -> list[str]:
     if unwatched is not None:
         missing.append(unwatched)
     advice = f"; {MORE_STEPS}" if ending.is_its_own else ""
+    sequence = observer.sequence
     if observer.warm_up is not None:
         missing.append(f"every pass after warm-up: the job ended before its steps were steady{advice}")
-    elif observer.rounds is None and not (observer.finished or observer.out_of_time) and observer.blocks:
-        done, total = observer.block_number, len(observer.blocks)
+    elif sequence.rounds is None and sequence.blocks and not (observer.finished or observer.out_of_time):
+        done, total = sequence.number, len(sequence.blocks)
         missing.append(f"the job ended after {done} of {total} planned blocks{advice}")
     set_up_s = observer.deadline.set_up_s
     if set_up_s > MOST_SET_UP * observer.options.seconds:

@@ -10,18 +10,17 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.ground.units import show_seconds
-from flatout.measure.arms.arm import REAL, Arm, ArmContext, Propose, Same
-from flatout.measure.arms.batches import kept_batches
+from flatout.measure.arms.arm import REAL, Arm, ArmContext, Propose
 from flatout.measure.arms.batches.batch_statements import BatchStatements
 from flatout.measure.arms.knock_out.leave_out import LeaveOut
 from flatout.measure.arms.proposers import PROPOSERS
 from flatout.measure.clock import Clock, DeviceMarks, ident, now, phases_s
-from flatout.measure.evidence import INSTRUMENTS, ArmNotRun, Counterfactual, Place
+from flatout.measure.evidence import Place
 from flatout.measure.lines.lookout import Lookout
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.loading.workers import CORES
@@ -29,31 +28,18 @@ from flatout.measure.patches import Patches
 from flatout.measure.phases import install_phases, install_transfers, narrow_modules
 from flatout.measure.process.watch import ProcessWatch
 from flatout.measure.run import steps
-from flatout.measure.run.deadline import Deadline, Watchdog
 from flatout.measure.run.episodes import heaviest
 from flatout.measure.run.lineage import UNFINISHED
 from flatout.measure.run.passes import Passes
-from flatout.measure.run.ranks import unsynchronised
 from flatout.measure.run.ranks.agreement import Agreement, group_store
 from flatout.measure.run.ranks.network import measure_network
 from flatout.measure.run.ranks.unwatched import Offspring
-from flatout.measure.run.rows import StepRow, build_steps, usual_forwards
-from flatout.measure.run.schedule import (
-    DEAREST_PASS,
-    ENDED_FIRST,
-    FOR_PASSES,
-    LONG_STEP_S,
-    PASSES_AT,
-    Rounds,
-    StepBlock,
-    WarmUp,
-    last_steps,
-    pass_s,
-    plan_passes,
-    plan_rounds,
-)
+from flatout.measure.run.rows import StepRow, real_rows, real_step_s, usual_forwards
+from flatout.measure.run.step_blocks.deadline import Deadline, Watchdog
+from flatout.measure.run.step_blocks.schedule import StepBlock, WarmUp
+from flatout.measure.run.step_blocks.sequence import BlockSequence
 from flatout.measure.run.steps import BACKWARD_CALL, EXPLICIT, MODEL_CALL, OPTIMIZER_STEP, Anchor, Key
-from flatout.measure.statistics import compare, typical_steps
+from flatout.measure.statistics import typical_steps
 from flatout.measure.user_code import UserCode, framework_around
 
 WAIT_S = 1.0  # for the first backward pass, again and again until the time is up
@@ -62,7 +48,6 @@ HANGS_S, HANGS = 8.0, 5  # a block of an arm: at least these seconds, and this m
 FEWEST_WARM_UP = 2  # steps, if the time is up before the job is warm
 KEPT_STEPS = 8  # of a real block, to be served again in counterfactual blocks
 FEWEST_FOR_ARMS = 10  # steps: warm-up, a real one, passes and a few arms
-MOST_RECOUNTS = 3  # of steps that turn out to hold a game or an evaluation
 DETAILED_STEPS = 8  # of a block, with phases marked on the GPU's stream; the others mark only their ends
 
 
@@ -147,19 +132,18 @@ class Observer:
         self.rows: list[StepRow] = []
         self.warm_up: WarmUp | None = self.make_warm_up()
         self.warmup_reason: str | None = None
-        self.blocks: list[StepBlock] = []
-        self._saw_last = False
-        self.block_number = 0
-        self.position = 0
+        self.sequence = BlockSequence(
+            self.options,
+            self.rows,
+            agreement=self.agreement,
+            deadline=self.deadline,
+            tools=self.tools,
+            skipped=self.skipped,
+            context=self._context,
+        )
+        self.position = 0  # in the current block
         self.begun = False
-        self.arms: dict[str, Arm] = {}
-        self.rounds: Rounds | None = None
         self.out_of_time = False
-        self._for_arms_s = 0.0  # seconds reserved for arms, whatever the instruments take
-        self._first_round = 0  # the number of the first block of an arm
-        self._later: list[StepBlock] = []  # passes for the time that the arms leave
-        self._proposed_again = False
-        self._recounts = 0
         self._anchor_key: Key | None = None
         self._counts = (0, 0, 0)
         self._waited_in_line_s = 0.0
@@ -190,7 +174,7 @@ class Observer:
 
     def remove(self) -> None:
         """Remove every instrument; the job continues as if it had never been observed."""
-        if not self.finished and self.warm_up is None and self.blocks:
+        if not self.finished and self.warm_up is None and self.sequence.blocks:
             self._end_block(self.arm)
         self.removed = True  # for patched functions that the script still holds under another name
         self._narrowed.undo()
@@ -201,14 +185,14 @@ class Observer:
     @property
     def arm(self) -> str:
         """The label of the current steps."""
-        if self.warm_up is not None or not self.blocks:
+        if self.warm_up is not None or not self.sequence.blocks:
             return "warmup"
-        return self.blocks[min(self.block_number, len(self.blocks) - 1)].arm
+        return self.sequence.block.arm
 
     @property
     def arm_under_way(self) -> Arm | None:
         """The arm of the current steps, if any."""
-        return None if self.finished or self.removed else self.arms.get(self.arm)
+        return None if self.finished or self.removed else self.sequence.arms.get(self.arm)
 
     def has_cut_training_short(self, *, since: int) -> bool:
         """Return whether an arm may have ended a `step` of L-BFGS that is all of the training.
@@ -273,7 +257,7 @@ class Observer:
     def _step_end(self) -> None:
         totals = self.clock.take()
         marks = self.marks.take() if self.marks is not None else []
-        block = self.block_number
+        block = self.sequence.number
         self.process.step_end(self.arm)
         if self.begun:
             self._note_row(totals, marks)
@@ -294,14 +278,14 @@ class Observer:
         self._step_began_s = self.clock.last
         if self.marks is not None:
             self.marks.detailed = self.position < DETAILED_STEPS
-            if self.position == 0 or self.block_number != block:
+            if self.position == 0 or self.sequence.number != block:
                 self.marks.restart()
 
     def _is_kept_next(self) -> bool:
         """Return whether to keep the next batch: only a real block's last ones, because more cost time."""
         if self.warm_up is not None or self.finished or self.arm != "real":
             return False
-        return self.position >= self.blocks[self.block_number].num_steps - KEPT_STEPS
+        return self.position >= self.sequence.block.num_steps - KEPT_STEPS
 
     def _note_row(
         self, totals: list[float], marks: list[tuple[int, Any]], *, unfinished: bool = False
@@ -312,7 +296,7 @@ class Observer:
             StepRow(
                 index=self.anchor.counts[self._anchor_key or (0, 0)] + unfinished,
                 arm=self.arm,
-                block=self.block_number,
+                block=self.sequence.number,
                 transition=self._is_transition() or fell_back or unfinished,
                 totals=totals,
                 marks=marks,
@@ -329,9 +313,9 @@ class Observer:
 
     def _is_transition(self) -> bool:
         """Return whether the step only leads into its block."""
-        if self.warm_up is not None or not self.blocks:
+        if self.warm_up is not None or not self.sequence.blocks:
             return self.position == 0
-        return self.position < self.blocks[min(self.block_number, len(self.blocks) - 1)].num_untimed
+        return self.position < self.sequence.block.num_untimed
 
     def _in_line_s(self) -> float:
         """Return how long the thread waited for a core since the last call."""
@@ -371,9 +355,10 @@ class Observer:
             if plan is not None:
                 self.warmup_reason = self.warm_up.reason or "as rank 0 decided"
                 self.settle()
-                self.warm_up, self.blocks, self.block_number, self.position = None, plan, 0, 0
+                self.warm_up, self.position = None, 0
+                self.sequence.begin(plan)
                 if self.agreement.shared:
-                    self._propose_for_ranks()
+                    self.sequence.propose_for_ranks()
                     with self.tools.guard("network"):
                         self.tools.network = measure_network(self.device, group_store())
                 self.listener.block_ended()
@@ -384,24 +369,24 @@ class Observer:
         if arm is not None:
             arm.step_end()
         self.position += 1
-        seen_real = any(block.arm == REAL for block in self.blocks[: self.block_number])
-        late = self._is_late(seen_real and not self.agreement.shared)
-        refused = arm is not None and arm.refusal is not None and not self.agreement.shared
-        if self.position < self.blocks[self.block_number].num_steps and not late and not refused:
+        shared = self.agreement.shared
+        late = self._is_late(self.sequence.has_run_real and not shared)
+        refused = arm is not None and arm.refusal is not None and not shared
+        if self.position < self.sequence.block.num_steps and not late and not refused:
             return
         self._end_block(self.arm)
-        if self.arm == "count" and not (late or self.agreement.shared):
-            self._count_again()
-        self.block_number += 1
+        if self.arm == "count" and not (late or shared or self._are_all_usual()):
+            self.sequence.count_again()
+        self.sequence.number += 1
         self.position = 0
         self.listener.block_ended()
-        if not self.agreement.shared:
-            self._drop_passes()
-        if self.block_number == len(self.blocks) and not late:
-            self.blocks += self._next_blocks() or self._until_training()
-        if self.block_number == len(self.blocks) or late:
-            self._is_late(not self.agreement.shared)
-            self._leave_out(block.arm for block in self._later)
+        if not shared:
+            self.sequence.drop_passes()
+        if self.sequence.is_over and not late:
+            self.sequence.blocks += self.sequence.next_blocks(self.num_steps) or self._until_training()
+        if self.sequence.is_over or late:
+            self._is_late(not shared)
+            self.sequence.leave_out_later()
             self.finished = True
             self.listener.finished()
         else:
@@ -465,7 +450,7 @@ class Observer:
             held += f"; the first one ended after {show_seconds(first_s)}, and {FEWEST_FOR_ARMS} such steps "
             held += f"need --seconds {math.ceil(FEWEST_FOR_ARMS * first_s)}"
         self.tools.missing.append(f"{UNFINISHED}: it had not ended after {show_seconds(took_s)}{held}")
-        self._leave_out(block.arm for block in self._later)
+        self.sequence.leave_out_later()
         if self.rows:
             self._note_row(self.clock.take(), [], unfinished=True)
 
@@ -475,66 +460,28 @@ class Observer:
         narrow_modules(self, self._narrowed)
 
     def _plan(self) -> list[StepBlock]:
-        """Return the blocks known in advance: the instruments', or all of them if ranks must agree."""
-        step_s = self.warm_up.step_s if self.warm_up is not None else 1.0
-        if not self.options.counterfactuals:
-            self.tools.missing.append("arms: left out, so that training continues as written")
-        if self.warm_up is not None and not self.warm_up.reason:
+        """Return the blocks known in advance, by the pace of the last steps of warm-up."""
+        assert self.warm_up is not None
+        if not self.warm_up.reason:
             self.warm_up.reason = f"the time was up after {len(self.warm_up.steps_s)} steps"
-        self._for_arms_s = (1 - FOR_PASSES) * self.seconds_left
-        blocks, self._later = plan_passes(step_s, seconds=self.seconds_left, device=self.device)
-        if self.agreement.is_needed:
-            self._leave_out(block.arm for block in self._later)
-            self._later = []
-        if self.agreement.is_needed and self.options.counterfactuals:
-            able = [arm for arm in self._propose_for_ranks() if arm.refusal is None]
-            labels = [arm.label for arm in able if not arm.only_baseline]
-            blocks += plan_rounds(step_s, seconds=self.seconds_left, labels=labels)
-        return blocks
+        return self.sequence.plan(self.warm_up.step_s, device=self.device)
 
-    def _drop_passes(self) -> None:
-        """Drop passes so that the arms keep their part of the time."""
-        if self.rounds is None and self.seconds_left < self._for_arms_s:
-            dropped = [block.arm for block in self.blocks[self.block_number :] if block.arm in INSTRUMENTS]
-            self.blocks[self.block_number :] = [
-                block for block in self.blocks[self.block_number :] if block.arm not in INSTRUMENTS
-            ]
-            self._leave_out(dropped)
+    def _until_training(self) -> list[StepBlock]:
+        """Return more steps if they are model calls with gradients: games, say, before the first backward."""
+        import torch
 
-    def _leave_out(self, passes: Iterable[str]) -> None:
-        self.tools.missing += [f"{name}: no time was left for this pass" for name in passes]
-
-    def _next_pass(self) -> list[StepBlock]:
-        """Return one of the postponed passes, if it fits into the time left."""
-        step_s = self._real_step_s()
-        while self._later:
-            block = self._later.pop(0)
-            if pass_s(block, step_s, device=self.device) > DEAREST_PASS * self.seconds_left:
-                self._leave_out([block.arm])
-                continue
-            if self.rounds is not None:
-                self.rounds.interrupt()
-            # a profiler session must not begin in the hook in which another one ended
-            apart = [StepBlock(arm=REAL, num_steps=1)] if self.blocks[-1].arm == "kernels" else []
-            return [*apart, block]
-        return []
-
-    # -- arms
-
-    def _real_rows(self) -> list[StepRow]:
-        return [row for row in self.rows if row.arm == REAL and not row.transition] or self.rows[-1:]
-
-    def _real_step_s(self) -> float:
-        timed = self._real_rows()
-        return sum(row.host_s for row in timed) / len(timed)
+        is_call = self.anchor.current is not None and self.anchor.current[0] == MODEL_CALL
+        if not is_call or not torch.is_grad_enabled() or self.agreement.shared:
+            return []
+        return [StepBlock(arm=REAL, num_steps=max(1, math.ceil(WAIT_S / real_step_s(self.rows))))]
 
     def _context(self) -> ArmContext:
         tools = self.tools
-        timed = self._real_rows()
+        timed = real_rows(self.rows)
         totals = [sum(values) / len(timed) for values in zip(*(row.totals for row in timed), strict=True)]
         return ArmContext(
             device=self.device,
-            step_s=self._real_step_s(),
+            step_s=real_step_s(self.rows),
             phases_s=phases_s(totals),
             stacks=tools.stacks,
             sites=tools.found_sites(),
@@ -557,128 +504,12 @@ class Observer:
             process=self.process,
         )
 
-    def _propose(self, proposers: Iterable[Propose]) -> Iterable[Arm]:
-        context = self._context()
-        for propose in proposers:
-            with self.tools.guard(f"arms of {propose.__module__.rpartition('.')[2]}"):
-                yield from propose(context)
-
-    def _propose_for_ranks(self) -> list[Arm]:
-        """Return arms that every rank can run, independent of what a single rank has seen."""
-        self.rounds = Rounds(
-            self._propose((kept_batches.propose, unsynchronised.propose)),
-            step_s=1.0,
-            seconds=self.seconds_left,
-            skipped=self.skipped,
-        )
-        self.arms = self.rounds.arms
-        return list(self.arms.values())
-
-    def _next_blocks(self) -> list[StepBlock]:
-        """Return the next block after the instruments: one of an arm or of its baseline."""
-        if self.agreement.shared:
-            return []
-        if not self.options.counterfactuals:
-            return self._last_block() or self._next_pass()
-        num_plain = self.options.plain_steps - self.num_steps
-        if self.rounds is None and num_plain > 0:
-            return [StepBlock(arm=REAL, num_steps=num_plain)]
-        if self.rounds is None:
-            same = [Same()] if self.options.same else []
-            self.rounds = Rounds(
-                [*same, *self._propose(self.options.proposers)],
-                step_s=self._real_step_s(),
-                seconds=self.seconds_left,
-                skipped=self.skipped,
-                last=REAL if self.blocks[-1].arm == REAL else None,
-            )
-            self.arms = self.rounds.arms
-            self._for_arms_s, self._first_round = self.seconds_left, self.block_number
-        if self.marks is not None:
-            import torch
-
-            torch.cuda.synchronize()  # so that the GPU's clock of every step so far can be read
-        self._propose_again()
-        are_due = self._are_passes_due()
-        block = None if are_due else self._next_round()
-        if block is None and self._later:
-            others = ([] if are_due else self._last_block()) or self._next_pass()
-            if others:
-                return others
-            self._propose_again()
-            block = self._next_round()
-        return [block] if block is not None else self._last_block()
-
-    def _propose_again(self) -> None:
-        """Propose arms once more, when the postponed passes are over, by what they found."""
-        assert self.rounds is not None
-        came_later = any(block.arm in INSTRUMENTS for block in self.blocks[self._first_round :])
-        if came_later and not self._later and not self._proposed_again:
-            self._proposed_again = True
-            self.rounds.add(self._propose(self.options.proposers))
-
-    def _are_passes_due(self) -> bool:
-        """Return whether postponed passes come before more arms: not if each takes several seconds."""
-        if not self._later or self.seconds_left >= PASSES_AT * self._for_arms_s:
-            return False
-        return self._real_step_s() < LONG_STEP_S
-
-    def _next_round(self) -> StepBlock | None:
-        assert self.rounds is not None
-        return self.rounds.next(seconds_left=self.seconds_left, measure=self.measured)
-
-    def _until_training(self) -> list[StepBlock]:
-        """Return more steps if they are model calls with gradients: games, say, before the first backward."""
-        import torch
-
-        is_call = self.anchor.current is not None and self.anchor.current[0] == MODEL_CALL
-        if not is_call or not torch.is_grad_enabled() or self.agreement.shared:
-            return []
-        return [StepBlock(arm=REAL, num_steps=max(1, math.ceil(WAIT_S / self._real_step_s())))]
-
-    def _last_block(self) -> list[StepBlock]:
-        """Add unchanged steps if few were seen: something that comes once in many steps may show."""
-        real = [row for row in self.rows if row.arm == REAL]
-        num_steps = last_steps(
-            len(real), seen_s=sum(row.host_s for row in real), seconds_left=self.seconds_left
-        )
-        if self._saw_last or not num_steps:
-            return []
-        self._saw_last = True
-        return [StepBlock(arm=REAL, num_steps=num_steps)]
-
-    def measured(self, arm: Arm) -> Counterfactual | None:
-        """Return what an arm has shown so far."""
-        rows = [row for row in self.rows if row.arm in (arm.label, arm.baseline)]
-        return compare(build_steps(rows), label=arm.label, baseline=arm.baseline, kind=arm.kind)
-
-    def acquit(self, labels: Iterable[str]) -> None:
-        """Note that the job does not fail because of these arms."""
-        for label in labels:
-            reason, self.skipped[label] = self.skipped[label], ENDED_FIRST
-            for arm in self.arms.values():  # also those that are compared with it
-                if label in (arm.label, arm.baseline) and reason in (arm.refusal or ""):
-                    arm.refusal = ENDED_FIRST
-
-    def arms_not_run(self, measured: Iterable[str], *, job_ended: bool = False) -> tuple[ArmNotRun, ...]:
-        """Return arms without a figure, and arms that failed before and were not proposed again.
-
-        `job_ended`: the job came to its own end, and so did the time for its arms.
-        """
-        found = self.rounds.not_run(measured=measured, job_ended=job_ended) if self.rounds is not None else ()
-        known = {*self.arms, *(arm.label for arm in found)}
-        return found + tuple(
-            ArmNotRun(kind=label.partition(" ")[0], label=label, reason=reason)
-            for label, reason in self.skipped.items()
-            if label not in known
-        )
-
     # -- blocks
 
     def _begin_block(self, label: str) -> None:
-        num_steps = self.blocks[self.block_number].num_steps
+        num_steps = self.sequence.block.num_steps
         self.listener.progress(f"{label}: {num_steps} steps, {max(0.0, self.seconds_left):.0f} s left")
-        arm = self.arms.get(label)
+        arm = self.sequence.arms.get(label)
         with self.tools.guard("training"):
             self.process.training.block_begins(of_arm=arm is not None)
         self.loaders.begin_serving(arm.serves if arm is not None else None)
@@ -706,7 +537,7 @@ class Observer:
     def _longest_s(self) -> float:
         """Return the seconds after which a block of an arm counts as hanging."""
         steps_s = [row.host_s for row in self.rows if row.arm == REAL]
-        block_s = sum(steps_s) / max(1, len(steps_s)) * self.blocks[self.block_number].num_steps
+        block_s = sum(steps_s) / max(1, len(steps_s)) * self.sequence.block.num_steps
         return max(HANGS_S, HANGS * block_s)
 
     def _end_block(self, label: str) -> None:
@@ -715,7 +546,7 @@ class Observer:
         self.tools.end(label, steps_s, usual_steps=self._usual_steps())
 
     def _rows_of_block(self) -> list[StepRow]:
-        return [row for row in self.rows if row.block == self.block_number and row.arm == self.arm]
+        return [row for row in self.rows if row.block == self.sequence.number and row.arm == self.arm]
 
     def _usual_steps(self) -> list[int]:
         """Return the numbers of this block's steps that hold nothing beside a usual step."""
@@ -724,16 +555,12 @@ class Observer:
         usual = typical_steps([row.host_s for row in rows])
         return [number for number in usual if most_call is None or rows[number].num_forwards <= most_call]
 
-    def _count_again(self) -> None:
-        """Repeat a count of steps that were not usual: what a game calls would be said of every step."""
-        block = self.blocks[self.block_number]
-        if len(self._usual_steps()) < len(self._rows_of_block()) and self._recounts < MOST_RECOUNTS:
-            self._recounts += 1
-            self.blocks.insert(self.block_number + 1, block)
+    def _are_all_usual(self) -> bool:
+        return len(self._usual_steps()) == len(self._rows_of_block())
 
     def end_arm(self) -> None:
         """Run steps unchanged again."""
-        arm = self.arms.get(self.arm)
+        arm = self.sequence.arms.get(self.arm)
         self.watchdog.end()
         if arm is not None:
             with self.tools.guard(arm.label):

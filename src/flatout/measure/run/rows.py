@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from flatout.measure.arms.arm import REAL
 from flatout.measure.clock import EXCLUDED, phases_s, read_marks
 from flatout.measure.evidence import INSTRUMENTS, Step
 from flatout.measure.statistics import FEWEST_STEPS, outliers
@@ -37,6 +38,17 @@ class StepRow:
     @property
     def host_s(self) -> float:
         return sum(self.totals) - self.totals[EXCLUDED]
+
+
+def real_rows(rows: Sequence[StepRow]) -> Sequence[StepRow]:
+    """Return the timed steps that ran unchanged, or the last step if there is none."""
+    return [row for row in rows if row.arm == REAL and not row.transition] or rows[-1:]
+
+
+def real_step_s(rows: Sequence[StepRow]) -> float:
+    """Return the mean time of these steps."""
+    timed = real_rows(rows)
+    return sum(row.host_s for row in timed) / len(timed)
 
 
 def usual_forwards(rows: Sequence[StepRow]) -> int | None:

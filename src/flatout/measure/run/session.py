@@ -119,7 +119,7 @@ class Session(JobListener):
         self.due(LEAVE_S)
         failed = self._failed_arm(ending)
         if failed is None:
-            self.observer.acquit(self._acquitted(ending))
+            self.observer.sequence.acquit(self._acquitted(ending))
         self.observer.end_arm()
         self._end_workers()
         if self._timer is not None:

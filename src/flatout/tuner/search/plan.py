@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flatout.measure.evidence import Evidence
-from flatout.measure.run.schedule import steps_per_block
+from flatout.measure.run.step_blocks.schedule import steps_per_block
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trial.switched import MOST_ROUNDS
 from flatout.tuner.trials import TrialPlan

@@ -16,7 +16,7 @@ from typing import Any
 from flatout.measure.arms.arm import REAL, Arm, Same
 from flatout.measure.evidence import Counterfactual, Step
 from flatout.measure.patches import Patches
-from flatout.measure.run.schedule import Rounds
+from flatout.measure.run.step_blocks.schedule import Rounds
 from flatout.measure.statistics import compare, outliers
 from flatout.tuner.treatment import Dose, Switch, treatment_of
 

@@ -16,7 +16,7 @@ from flatout.doctor.examine import Diagnosis
 from flatout.doctor.rule import all_rules
 from flatout.measure import PHASES
 from flatout.measure.evidence import ArmNotRun, Counterfactual
-from flatout.measure.run.schedule import ENDED_FIRST, NO_TIME
+from flatout.measure.run.step_blocks.schedule import ENDED_FIRST, NO_TIME
 from tests.support import doctor as builders
 
 

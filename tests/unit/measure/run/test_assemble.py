@@ -45,7 +45,7 @@ def test_evidence_can_be_asked_for_at_any_moment(observer: Observer, tmp_path: P
     partly = assembly.evidence(observer, Ending("interrupted", 130))
     assert {step.arm for step in partly.steps} == {"warmup", "real", "stacks", "count"}
     assert partly.precision is not None and partly.precision.parameter_dtypes == ("float64",)
-    total = len(observer.blocks)
+    total = len(observer.sequence.blocks)
     assert f"the job ended after 3 of {total} planned blocks" in partly.missing
     assert partly.job.started_at == empty.job.started_at
 

@@ -23,13 +23,13 @@ import flatout
 from flatout.measure import PHASES, clock
 from flatout.measure.arms.arm import Arm, ArmContext
 from flatout.measure.evidence import INSTRUMENTS, Evidence, Site
-from flatout.measure.run import deadline
 from flatout.measure.run import observer as observer_module
 from flatout.measure.run.assemble import Assembly, Ending
-from flatout.measure.run.deadline import LEAST_STEPS_S
 from flatout.measure.run.lineage import LEAST_SET_UP_S, OVERDUE_S
 from flatout.measure.run.observer import FEWEST_FOR_ARMS, JobListener, Observer, ObserverOptions
-from flatout.measure.run.schedule import ENDED_FIRST, StepBlock, WarmUp
+from flatout.measure.run.step_blocks import deadline
+from flatout.measure.run.step_blocks.deadline import LEAST_STEPS_S
+from flatout.measure.run.step_blocks.schedule import StepBlock, WarmUp
 from tests.support.measure import line_of
 
 HERE = Path(__file__)
@@ -258,20 +258,6 @@ def test_ranks_are_never_overdue(observer: Observer) -> None:
     assert observer.due_s == math.inf and not observer.is_overdue
 
 
-def test_an_arm_is_acquitted_with_those_that_are_compared_with_it(observer: Observer) -> None:
-    failed = "the script failed under it: ValueError: own"
-    observer.skipped = {"cached": failed, "gone": failed, "other": "the script failed under it: another"}
-    cached, half, other = Arm(), Arm(), Arm()
-    cached.label, half.label, half.baseline, other.label = "cached", "half", "cached", "other"
-    cached.refusal, half.refusal = failed, f"it is compared with cached steps: {failed}"
-    other.refusal = observer.skipped["other"]
-    observer.arms = {arm.label: arm for arm in (cached, half, other)}
-    observer.acquit(["cached", "gone"])
-    assert (cached.refusal, half.refusal) == (ENDED_FIRST, ENDED_FIRST)
-    assert other.refusal == "the script failed under it: another"
-    assert [(arm.label, arm.reason) for arm in observer.arms_not_run(())] == [("gone", ENDED_FIRST)]
-
-
 @pytest.fixture
 def observer() -> Iterator[Observer]:
     made = Observer(ObserverOptions(folder=str(HERE.parent)))
@@ -448,10 +434,10 @@ def test_without_counterfactuals_the_training_stays_as_written() -> None:
     observer = Observer(ObserverOptions(folder=str(HERE.parent), counterfactuals=False))
     observer.install()
     try:
-        train(observer, lambda: bool(observer.blocks))
+        train(observer, lambda: bool(observer.sequence.blocks))
     finally:
         observer.remove()
-    assert not {"cached", "half"} & {block.arm for block in observer.blocks}
+    assert not {"cached", "half"} & {block.arm for block in observer.sequence.blocks}
     assert any("left out" in message for message in observer.tools.missing)
 
 
@@ -459,8 +445,8 @@ def test_a_loop_without_a_loader_is_served_no_batches(observer: Observer) -> Non
     optimizer = sgd()
     while not observer.finished:
         optimizer.step()
-    assert not {"cached", "half"} & {block.arm for block in observer.blocks}
-    reasons = {arm.label: arm.reason for arm in observer.arms_not_run(())}
+    assert not {"cached", "half"} & {block.arm for block in observer.sequence.blocks}
+    reasons = {arm.label: arm.reason for arm in observer.sequence.arms_not_run(())}
     assert "no DataLoader is trained on" in reasons["cached"]
 
 

@@ -52,7 +52,7 @@ from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.arms.arm import DEPENDS
 from flatout.measure.evidence import Evidence
-from flatout.measure.run.schedule import NO_TIME
+from flatout.measure.run.step_blocks.schedule import NO_TIME
 
 ARMS = ("library-recurrence", "knock-out")
 RULE = title_of(__doc__, arms=ARMS)

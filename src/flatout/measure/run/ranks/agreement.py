@@ -16,7 +16,7 @@ from typing import Any
 from flatout.ground.codec import decode, encode
 from flatout.ground.torchrun import read_launch
 from flatout.measure.patches import Patches
-from flatout.measure.run.schedule import StepBlock
+from flatout.measure.run.step_blocks.schedule import StepBlock
 
 KEY = "flatout/plan"
 ATTEMPT = "FLATOUT_ATTEMPT"

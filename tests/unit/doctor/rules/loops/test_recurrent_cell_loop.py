@@ -6,7 +6,7 @@ import pytest
 
 from flatout.doctor.rules.loops.recurrent_cell_loop import detect
 from flatout.measure.arms.arm import DEPENDS
-from flatout.measure.run.schedule import NO_TIME
+from flatout.measure.run.step_blocks.schedule import NO_TIME
 
 VIA = "torch/nn/modules/rnn.py:1664"
 

@@ -12,7 +12,7 @@ import torch.distributed as distributed
 from flatout.measure.patches import Patches
 from flatout.measure.run.ranks import agreement as ranks
 from flatout.measure.run.ranks.agreement import Agreement
-from flatout.measure.run.schedule import StepBlock, plan_rounds
+from flatout.measure.run.step_blocks.schedule import StepBlock, plan_rounds
 
 BLOCKS = plan_rounds(0.1, seconds=60.0, labels=["cached", "half"])
 

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from flatout.measure.clock import now
-from flatout.measure.run.deadline import LEAST_NEWS_S, LEAST_STEPS_S, OVERDUE, Deadline, Watchdog
 from flatout.measure.run.lineage import LEAST_SET_UP_S, OVERDUE_S
+from flatout.measure.run.step_blocks.deadline import LEAST_NEWS_S, LEAST_STEPS_S, OVERDUE, Deadline, Watchdog
 
 NEVER_S = 60.0
 

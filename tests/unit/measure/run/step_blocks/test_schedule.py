@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from flatout.measure.arms.arm import Arm
 from flatout.measure.evidence import INSTRUMENTS, Counterfactual
-from flatout.measure.run.schedule import (
+from flatout.measure.run.step_blocks.schedule import (
     ENDED_FIRST,
     FEWEST_ROUNDS,
     LONGER,
