@@ -27,7 +27,7 @@ import score  # noqa: E402
 from twins import Job, compare  # noqa: E402
 
 from flatout.doctor.finding import Finding  # noqa: E402
-from flatout.doctor.readings import is_of_the_job  # noqa: E402
+from flatout.doctor.sentences import is_of_the_job  # noqa: E402
 
 # What each report says that mending gained; of the step where nothing else is said.
 REPORTS = {

@@ -36,7 +36,7 @@ from twins import Gain, Job, compare  # noqa: E402
 
 from flatout.doctor.examine import examine  # noqa: E402
 from flatout.doctor.finding import Finding  # noqa: E402
-from flatout.doctor.readings import is_of_the_job  # noqa: E402
+from flatout.doctor.sentences import is_of_the_job  # noqa: E402
 from flatout.measure.evidence import Evidence  # noqa: E402
 from flatout.measure.evidence_file import load_evidence, save_evidence  # noqa: E402
 

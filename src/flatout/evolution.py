@@ -18,11 +18,11 @@ from flatout.ground.lazy_names import lazy_names as _lazy_names
 
 if TYPE_CHECKING:
     from flatout.engines.evolution.eggroll import Eggroll as Eggroll
-    from flatout.engines.evolution.rewards.given import WeightedRewards as WeightedRewards
     from flatout.engines.evolution.rewards.kinds import ExactMatch as ExactMatch
     from flatout.engines.evolution.rewards.kinds import FormatMatch as FormatMatch
     from flatout.engines.evolution.rewards.kinds import NumericAnswer as NumericAnswer
     from flatout.engines.evolution.rewards.kinds import Reward as Reward
+    from flatout.engines.evolution.rewards.make_reward import WeightedRewards as WeightedRewards
     from flatout.engines.evolution.tasks.jsonl import FileTask as FileTask
     from flatout.engines.evolution.tasks.prompt_file import PromptFile as PromptFile
     from flatout.engines.evolution.tasks.task import EvolutionTask as EvolutionTask

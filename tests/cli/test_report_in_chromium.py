@@ -15,7 +15,7 @@ import pytest
 
 from flatout.engines.adapters.report.page import page as adapters_page
 from flatout.engines.steering.report.page import page as steering_page
-from flatout.monitor.past.recorded import read_recorded
+from flatout.monitor.past.outline import read_outline
 from flatout.monitor.past.report import page
 from tests.support.adapters import hostile_report, report
 from tests.support.browser import OVERFLOW, Opened, browser, show
@@ -41,7 +41,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     found = {}
     for name, each, pid in (("train", samples, 4711), (HOSTILE, hostile, 2)):
         kept = kept_run(folder, each, name=name, pid=pid)
-        found["plain" if pid == 4711 else "hostile"] = page(read_recorded(kept))
+        found["plain" if pid == 4711 else "hostile"] = page(read_outline(kept))
     return found
 
 

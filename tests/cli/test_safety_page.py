@@ -26,7 +26,7 @@ BEHIND = {
     "ground/user_code.py": "entry points",
     "multiplex/models/families.py": "flatout.model_families",
     "engines/evolution/tasks/find_task.py": "flatout.evolution_tasks",
-    "engines/evolution/rewards/given.py": "rewards of `evolve`",
+    "engines/evolution/rewards/make_reward.py": "rewards of `evolve`",
     "engines/adapters/tasks/known.py": "tasks_folder",
     "engines/steering/trials/scoring.py": "judges of `steer search`",
     "memory/jobs/from_name.py": "build function",

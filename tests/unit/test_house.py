@@ -143,22 +143,23 @@ COLLECTIONS = ("doctor/rules/", "tuner/treatments/", "tuner/patches/transforms")
 
 
 def test_every_room_opens_with_a_map_that_names_all_that_is_in_it() -> None:
-    blind, stale = {}, {}
+    blind, stale, as_files = {}, {}, []
     for package in sorted(path.parent for path in SOURCE.rglob("__init__.py")):
         name = package.relative_to(SOURCE).as_posix()
         said = ast.get_docstring(ast.parse((package / "__init__.py").read_text(encoding="utf-8"))) or ""
         entries = {path.stem for path in package.glob("[!_]*.py")}
-        entries |= {path.parent.name for path in package.glob("*/__init__.py")}
+        entries |= {path.name for path in package.iterdir() if path.is_dir() and path.name != "__pycache__"}
         if name.startswith(COLLECTIONS):
             assert said, name
             continue
         if unnamed := [entry for entry in sorted(entries) if not re.search(rf"\b{entry}\b", said)]:
             blind[name] = unnamed
-        firsts = re.findall(r"^((?:[a-z_]+(?:\.py|/)?, )*[a-z_]+(?:\.py|/)?)  +\S", said, flags=re.MULTILINE)
-        named = {re.sub(r"\.py|/", "", each) for first in firsts for each in first.split(", ")}
+        firsts = re.findall(r"^((?:[a-z_]+/?, )*[a-z_]+/?)  +\S", said, flags=re.MULTILINE)
+        named = {each.removesuffix("/") for first in firsts for each in first.split(", ")}
         if gone := sorted(named - entries - offered(package)):
             stale[name] = gone
-    assert (blind, stale) == ({}, {})
+        as_files += [name] * bool(re.search(r"(?:^|;  )[a-z_]+\.py +\S", said, flags=re.MULTILINE))
+    assert (blind, stale, as_files) == ({}, {}, [])
 
 
 def offered(package: Path) -> set[str]:

@@ -171,10 +171,10 @@ def report_run(
         if html or png:
             _report_engine(folder, kind, html=html, png=png)
         return digest_run(folder)
-    from flatout.monitor.past.recorded import read_recorded
+    from flatout.monitor.past.outline import read_outline
     from flatout.monitor.past.summary import summarise
 
-    recorded = read_recorded(folder)
+    recorded = read_outline(folder)
     if png is not None:
         from flatout.monitor.past.charts import plot_run
 
@@ -217,6 +217,6 @@ def compare_runs(
 
         return compare_engines(*folders)
     from flatout.monitor.past.compare import compare
-    from flatout.monitor.past.recorded import read_recorded
+    from flatout.monitor.past.outline import read_outline
 
-    return compare(*(read_recorded(folder) for folder in folders))
+    return compare(*(read_outline(folder) for folder in folders))

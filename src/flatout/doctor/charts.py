@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from flatout.doctor.readings import ArmReading
+from flatout.doctor.sentences import ArmReading
 from flatout.ground.units import show_seconds
 from flatout.measure import PHASES
 from flatout.measure.evidence import Step

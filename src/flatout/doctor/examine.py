@@ -10,7 +10,6 @@ from typing import Any
 from flatout.doctor.causal_map import MapBlock, causal_map, encloses
 from flatout.doctor.ceilings import OF_LINES, for_the_job, is_proven
 from flatout.doctor.finding import Finding, Sight
-from flatout.doctor.readings import bound, show_ceiling
 from flatout.doctor.rule import all_rules
 from flatout.doctor.rules.loading.rows_one_by_one_from_memory import explains_rows
 from flatout.doctor.rules.loading.slow_samples import explains_samples
@@ -18,6 +17,7 @@ from flatout.doctor.rules.loops.launch_bound_step import explains_launches
 from flatout.doctor.rules.waits.costly_block import explains
 from flatout.doctor.rules.waits.device_round_trip import explains_read
 from flatout.doctor.rules.waits.garbage_collector_pauses import explains_pauses
+from flatout.doctor.sentences import say_bound, show_ceiling
 from flatout.ground.codec import encode
 from flatout.ground.units import UNKNOWN
 from flatout.measure.evidence import Evidence
@@ -45,7 +45,7 @@ class Diagnosis:
 
     def __repr__(self) -> str:
         """Show the findings in a notebook, instead of a thousand steps."""
-        lines = [bound(self.evidence)]
+        lines = [say_bound(self.evidence)]
         for finding in self.findings:
             lines += [
                 "",

@@ -15,8 +15,8 @@ from statistics import mean
 
 from flatout.doctor.ceilings import KNOCKED_OUT, MOST, arm_at, holds, host_is_hidden, on_gpu, share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.readings import phase_means, phase_shares
 from flatout.doctor.rule import Title
+from flatout.doctor.sentences import phase_means, phase_shares
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, OptimizerSetup, Place, Site, SiteKind, StackPath

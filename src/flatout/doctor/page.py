@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from flatout.doctor.causal_map import causal_map, flat
 from flatout.doctor.charts import arm_band, arm_keys, bars, cut_off, timeline, whiskers
 from flatout.doctor.finding import Finding
-from flatout.doctor.readings import (
+from flatout.doctor.rule import all_rules
+from flatout.doctor.sentences import (
     SAFETY,
-    bound,
     ended_early,
     instruments,
     is_of_the_job,
@@ -18,14 +18,14 @@ from flatout.doctor.readings import (
     phase_means,
     phase_shares,
     proof_words,
-    readings,
+    read_arms,
+    say_bound,
     short_of_time,
     show_ceiling,
     straggler_words,
     too_little,
     unexplained,
 )
-from flatout.doctor.rule import all_rules
 from flatout.doctor.source_view import source_view
 from flatout.ground.units import UNKNOWN, show_bytes, show_interval, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
@@ -60,7 +60,7 @@ def page(evidence: Evidence, findings: Sequence[Finding]) -> str:
         kind="Diagnosis of a training job",
         heading=code(" ".join(job.command)),
         where=(job.device_name or job.device, job.started_at.replace("T", " ", 1)),
-        verdict=bound(evidence),
+        verdict=say_bound(evidence),
         warning=ended_early(job),
         figures=_figures(evidence, findings),
         footer=_what_it_ran_on(evidence),
@@ -164,7 +164,7 @@ def _causal_map(evidence: Evidence) -> Html | None:
 
 
 def _what_if(evidence: Evidence) -> Html | None:
-    found = readings(evidence)
+    found = read_arms(evidence)
     if not found:
         return None
     blocks = min(counterfactual.num_blocks for counterfactual in evidence.counterfactuals)

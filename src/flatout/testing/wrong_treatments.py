@@ -14,7 +14,7 @@ from typing import Any
 from flatout.doctor.finding import SAFETIES, FixSafety
 from flatout.measure.patches import Patches
 from flatout.tuner import child
-from flatout.tuner.outermost import Inputs, on_first_call
+from flatout.tuner.first_call import Inputs, on_first_call
 from flatout.tuner.treatment import Treatment, Value, all_treatments, reversible
 
 MODULE = "flatout.testing.wrong_treatments"

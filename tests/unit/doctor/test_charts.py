@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from flatout.doctor.charts import HEIGHT, arm_band, arm_keys, bars, cut_off, timeline, whiskers
-from flatout.doctor.readings import readings
+from flatout.doctor.sentences import read_arms
 from flatout.measure import PHASES
 from flatout.measure.evidence import Step
 from flatout.page.charts import Mark
@@ -20,7 +20,7 @@ from tests.support import doctor as builders
 
 
 def test_a_dot_lies_inside_its_whisker_and_the_rules_stand_at_half_and_one() -> None:
-    found = readings(builders.evidence())
+    found = read_arms(builders.evidence())
     chart = whiskers(found)
     assert len(chart.rows) == len(found) == 2
     for reading, row in zip(found, chart.rows, strict=True):
@@ -35,7 +35,7 @@ def test_a_dot_lies_inside_its_whisker_and_the_rules_stand_at_half_and_one() -> 
 
 
 def test_an_arm_that_is_far_slower_ends_at_the_border_and_leaves_the_ticks_apart() -> None:
-    slow = replace(readings(builders.evidence())[0], fraction=5.0, fraction_low=2.0, fraction_high=14.0)
+    slow = replace(read_arms(builders.evidence())[0], fraction=5.0, fraction_low=2.0, fraction_high=14.0)
     (row,) = whiskers([slow]).rows
     _track, half, same, line, _low, _high, dot = row.marks
     assert same.at[0][0] - half.at[0][0] == pytest.approx(0.2)

@@ -7,8 +7,8 @@ import pytest
 
 from flatout.doctor.examine import examine
 from flatout.doctor.finding import Finding
-from flatout.doctor.readings import show_ceiling
 from flatout.doctor.rule import rule_by_code
+from flatout.doctor.sentences import show_ceiling
 from flatout.measure.evidence import Episode, EpisodeKind, Evidence
 
 CODES: dict[EpisodeKind, str] = {

@@ -18,23 +18,23 @@ from rich.text import Text
 from flatout.cli.output import bullet, plain_table, render_lines
 from flatout.doctor.causal_map import flat
 from flatout.doctor.finding import Finding
-from flatout.doctor.readings import (
+from flatout.doctor.rule import all_rules
+from flatout.doctor.sentences import (
     LEAST_DIFFERENT,
     SAFETY,
-    bound,
     ended_early,
     instruments,
     is_of_the_job,
     own_work_s,
     phase_shares,
     proof_words,
-    readings,
+    read_arms,
+    say_bound,
     short_of_time,
     straggler_words,
     too_little,
     unexplained,
 )
-from flatout.doctor.rule import all_rules
 from flatout.ground.units import UNKNOWN, show_interval, show_ratio, show_seconds, show_share
 from flatout.page.printable import printable
 
@@ -68,7 +68,7 @@ def _parts(diagnosis: Diagnosis, *, width: int) -> Iterator[RenderableType]:
     evidence = diagnosis.evidence
     yield from _headline(evidence)
     yield ""
-    yield Text(bound(evidence), style="bold")
+    yield Text(say_bound(evidence), style="bold")
     if evidence.step_s is not None:
         yield from _phase_bar(evidence, width=width)
         yield from _readings(evidence)
@@ -145,7 +145,7 @@ def _legend(shares: dict[str, float], *, width: int) -> Iterator[Text]:
 
 
 def _readings(evidence: Evidence) -> Iterator[RenderableType]:
-    found = readings(evidence)
+    found = read_arms(evidence)
     if found:
         yield ""
     for reading in found:

@@ -1,5 +1,5 @@
 """A user's script or module, run as Python itself would.
 
-command.py    checked before anything starts
-main.py       become it: `__main__`, its path and arguments, its errors without frames of ours
+command  checked before anything starts
+main     become it: `__main__`, its path and arguments, its errors without frames of ours
 """

@@ -23,17 +23,17 @@ from types import FrameType
 from typing import Any
 
 from flatout.measure.evidence import GraphGrowth, Growth, LargeTensor, Memory, Place
-from flatout.measure.lines.live_objects import live_objects
-from flatout.measure.lines.retained import (
+from flatout.measure.lines.holders import (
     Holder,
     container_sizes,
     does_not_grow,
     find_holder,
     graph_of,
-    held,
+    held_by_python,
     old_nodes,
     tensors_with_graph,
 )
+from flatout.measure.lines.live_objects import live_objects
 from flatout.measure.user_code import UserCode
 
 FEWEST_BOUNDARIES = 3
@@ -233,7 +233,7 @@ class MemoryRecorder:
     def _graph_growth(self, frame: FrameType) -> tuple[GraphGrowth, ...]:
         if len(self._num_old_nodes) <= FEWEST_BOUNDARIES or not _rises(self._num_old_nodes):
             return ()
-        tensors = held(tensors_with_graph(), self._user_code, frame=frame)
+        tensors = held_by_python(tensors_with_graph(), self._user_code, frame=frame)
         begin, end = self._marks[0], self._marks[-2]
         recent = [
             [number for number in numbers if number >= begin] for numbers in old_nodes(tensors, before=end)

@@ -36,7 +36,7 @@ from flatout.measure.lines.live_objects import live_objects
 from flatout.measure.loading.fetch_stacks import fetch_lines
 from flatout.measure.run.episodes import find_episodes
 from flatout.measure.run.observer import Observer
-from flatout.measure.run.ranks.unwatched import unwatched_processes
+from flatout.measure.run.ranks.other_trainers import describe_other_trainers
 from flatout.measure.run.rows import build_steps
 
 MOST_SET_UP = 0.5  # of the time; more is worth a word
@@ -150,7 +150,7 @@ def _with_lines(loaders: tuple[Loader, ...], stacks: Stacks | None) -> tuple[Loa
 
 
 def _episodes(observer: Observer, loaders: tuple[Loader, ...]) -> tuple[Episode, ...]:
-    lookout, rows = observer.lookout, observer.rows
+    watch, rows = observer.stack_watch, observer.rows
     trained = [loader for loader in loaders if loader.trains and loader.num_batches]
     num_batches = sum(row.num_batches for row in rows if row.arm == "real" and not row.epoch_start)
     num_steps = sum(row.arm == "real" and not row.epoch_start for row in rows)
@@ -159,11 +159,11 @@ def _episodes(observer: Observer, loaders: tuple[Loader, ...]) -> tuple[Episode,
         steps_per_epoch = trained[0].num_batches * num_steps / num_batches
     return find_episodes(
         rows,
-        lookout.looks,
+        watch.looks,
         stacks=observer.tools.stacks,
         loops=observer.user_code.loops_around,
         steps_per_epoch=steps_per_epoch,
-        started_at_s=lookout.started_at_s,
+        started_at_s=watch.started_at_s,
         has_loader=any(loader.trains for loader in loaders),
         seconds={step.index: step.step_s for step in build_steps(rows)} if observer.marks is not None else {},
     )
@@ -278,7 +278,7 @@ def _missing(observer: Observer, ending: Ending) -> list[str]:
     missing = list(dict.fromkeys(observer.tools.missing))
     if observer.loaders.mutated:
         missing.append("cached batches: the script changes its batches in place, so some were fetched again")
-    unwatched = None if observer.rows else unwatched_processes(ended=not observer.out_of_time)
+    unwatched = None if observer.rows else describe_other_trainers(ended=not observer.out_of_time)
     if unwatched is not None:
         missing.append(unwatched)
     advice = f"; {MORE_STEPS}" if ending.is_its_own else ""

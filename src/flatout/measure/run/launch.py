@@ -51,7 +51,7 @@ from flatout.measure.run.lineage import (
 )
 from flatout.measure.run.ranks import agreement
 from flatout.measure.run.ranks.exchange import Exchange
-from flatout.measure.run.ranks.unwatched import UNWATCHED, WATCH_THEM
+from flatout.measure.run.ranks.other_trainers import UNWATCHED, WATCH_THEM
 
 GRACE_S, AGAIN_S = 25.0, 2.5
 MARK = "FLATOUT_JOB"

@@ -21,7 +21,7 @@ from flatout.measure.arms.knock_out.leave_out import LeaveOut
 from flatout.measure.arms.proposers import PROPOSERS
 from flatout.measure.clock import Clock, DeviceMarks, ident, now, phases_s
 from flatout.measure.evidence import Place
-from flatout.measure.lines.lookout import Lookout
+from flatout.measure.lines.stack_watch import StackWatch
 from flatout.measure.loading.loaders import LoaderWatch
 from flatout.measure.loading.workers import CORES
 from flatout.measure.patches import Patches
@@ -33,7 +33,7 @@ from flatout.measure.run.lineage import UNFINISHED
 from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks.agreement import Agreement, group_store
 from flatout.measure.run.ranks.network import measure_network
-from flatout.measure.run.ranks.unwatched import Offspring
+from flatout.measure.run.ranks.other_trainers import OtherTrainers
 from flatout.measure.run.rows import StepRow, real_rows, real_step_s, usual_forwards
 from flatout.measure.run.step_blocks.deadline import Deadline, Watchdog
 from flatout.measure.run.step_blocks.schedule import StepBlock, WarmUp
@@ -106,10 +106,10 @@ class Observer:
         self.marks: DeviceMarks | None = None
         self.user_code = UserCode(options.folder)
         self.loaders = LoaderWatch(self.clock, self.user_code)
-        self.lookout = Lookout(self.clock, self.user_code, on_look=self._look_at_time)
+        self.stack_watch = StackWatch(self.clock, self.user_code, on_look=self._look_at_time)
         self.anchor = Anchor()
         self.agreement = Agreement()
-        self.offspring = Offspring()
+        self.other_trainers = OtherTrainers()
         self.tools = Passes(self.user_code, self.clock)
         self.left_out = LeaveOut(self.user_code)
         self.batch_statements = BatchStatements(self.user_code, self.loaders)
@@ -165,8 +165,8 @@ class Observer:
         install_phases(self, self.patches)
         self.loaders.install(self.patches)
         self.process.install(self.patches)
-        self.lookout.start()
-        self.patches.on_undo(self.lookout.stop)
+        self.stack_watch.start()
+        self.patches.on_undo(self.stack_watch.stop)
         steps.listen(lambda: self.mark((EXPLICIT, 0), "flatout.step"))
         self.patches.on_undo(lambda: steps.listen(None))
         reference = weakref.ref(self)
@@ -418,7 +418,7 @@ class Observer:
             return math.inf
         steps_s = (row.host_s for row in self.rows)
         return self.deadline.due_s(
-            steps_s, step_began_s=self._step_began_s, trains_elsewhere=self.offspring.trains
+            steps_s, step_began_s=self._step_began_s, trains_elsewhere=self.other_trainers.trains
         )
 
     @property
@@ -442,7 +442,7 @@ class Observer:
         self.finished = self.out_of_time = True
         set_up = self.deadline.first_step_s is None
         took_s = time.monotonic() - self.deadline.began_s if set_up else now() - self._step_began_s
-        looks = [each for each in self.lookout.looks if each.time_s > self._step_began_s and each.places]
+        looks = [each for each in self.stack_watch.looks if each.time_s > self._step_began_s and each.places]
         lines = heaviest(looks)[0][:MOST_SHOWN] if looks else ()
         held = f", most of it at {', in '.join(map(str, lines))}" if lines else ""
         if not self.rows and not set_up:
@@ -576,4 +576,4 @@ def _leave_in_child(observer: Observer | None) -> None:
             arm.release()
         observer.removed = True
         observer.patches.undo()
-        observer.offspring.watch()
+        observer.other_trainers.watch()

@@ -1,6 +1,6 @@
 """Many nodes seen from one place: each keeps or serves its own, and nothing is kept here.
 
-logs.py    the log of a node: a folder that all see, or the page that the node serves
-nodes.py   the nodes of some sources, each with its last minute
-table.py   one line per node, in a terminal, as text or as JSON
+logs   the log of a node: a folder that all see, or the page that the node serves
+nodes  the nodes of some sources, each with its last minute
+table  one line per node, in a terminal, as text or as JSON
 """

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from flatout.ground.units import show_byte_rate, show_bytes, show_joules, show_share, show_time
 from flatout.measure import PHASES
-from flatout.monitor.past.recorded import Recorded
+from flatout.monitor.past.outline import RunOutline
 from flatout.monitor.past.summary import gpu_figure, job_figure, job_gpu
 from flatout.monitor.sample import Sample, merge
 from flatout.page.charts import Axes, Chart, ChartRow, Curve, Drawing, Key, RowChart, curves, stack
@@ -92,7 +92,7 @@ CHARTS = (
 )
 
 
-def time_chart(recorded: Recorded, wanted: TimeChart) -> Drawing | None:
+def time_chart(recorded: RunOutline, wanted: TimeChart) -> Drawing | None:
     """Draw one of CHARTS for a run; None if no line has a value.  An unknown value is a gap."""
     lines = [
         Curve(
@@ -117,7 +117,7 @@ def time_chart(recorded: Recorded, wanted: TimeChart) -> Drawing | None:
     return curves(lines, axes, show=wanted.show, show_across=show_time, limit=limit, has_gaps=True)
 
 
-def _limit(recorded: Recorded, wanted: TimeChart) -> tuple[str, float] | None:
+def _limit(recorded: RunOutline, wanted: TimeChart) -> tuple[str, float] | None:
     gpu = job_gpu(merge(recorded.points))
     if wanted.limit is None or gpu is None:
         return None
@@ -126,7 +126,7 @@ def _limit(recorded: Recorded, wanted: TimeChart) -> tuple[str, float] | None:
     return (name, float(value)) if value else None
 
 
-def phases_over_time(recorded: Recorded) -> tuple[str, Drawing] | None:
+def phases_over_time(recorded: RunOutline) -> tuple[str, Drawing] | None:
     """Draw the shares of the step by the clock of the GPU, else the host; None without two points."""
     for clock, attribute in (("GPU", "device_phases"), ("host", "phases")):
         found = [
@@ -149,7 +149,7 @@ def phases_over_time(recorded: Recorded) -> tuple[str, Drawing] | None:
     return None
 
 
-def bounds_over_time(recorded: Recorded) -> RowChart:
+def bounds_over_time(recorded: RunOutline) -> RowChart:
     """Draw what bounded the run over time, a coloured cell per stretch."""
     chart = RowChart(across=time_scale(recorded.duration_s), height=24)
     cells = []
@@ -170,12 +170,12 @@ def bounds_over_time(recorded: Recorded) -> RowChart:
     return RowChart(rows=(row,), across=chart.across, height=24, legend=keys, kind="rows bare")
 
 
-def plot_run(recorded: Recorded, path: Path) -> Path:
+def plot_run(recorded: RunOutline, path: Path) -> Path:
     """Draw every chart of a run into a PNG or SVG file."""
     return write_figure(path, dict(_panels(recorded)), title=f"{recorded.run.name}  {recorded.folder.name}")
 
 
-def _panels(recorded: Recorded) -> Iterator[tuple[str, Chart]]:
+def _panels(recorded: RunOutline) -> Iterator[tuple[str, Chart]]:
     if any(stretch.verdict for stretch in recorded.stretches):
         yield "What bounded it", bounds_over_time(recorded)
     if found := phases_over_time(recorded):

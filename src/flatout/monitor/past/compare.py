@@ -20,7 +20,7 @@ from typing import Any, Literal
 from flatout.ground.codec import encode
 from flatout.ground.runs import show_state
 from flatout.measure import PHASES
-from flatout.monitor.past.recorded import Recorded
+from flatout.monitor.past.outline import RunOutline
 from flatout.monitor.past.summary import Summary, gpu_figure, job_figure, last_loss, summarise, weights
 from flatout.monitor.sample import Sample
 
@@ -119,7 +119,7 @@ PEAKS: tuple[Peak, ...] = (
 )
 
 
-def compare(first: Recorded, second: Recorded) -> Comparison:
+def compare(first: RunOutline, second: RunOutline) -> Comparison:
     """Compare the figures that at least one run knows, in the order of FIGURES."""
     summaries = (summarise(first), summarise(second))
     longest_s = max(summaries[0].step_s or 0.0, summaries[1].step_s or 0.0)
@@ -217,7 +217,7 @@ def _interval(first: Weighted, second: Weighted) -> tuple[float, float]:
     return bootstrap_interval(ratio, num_values=len(second), num_drawn=num_later, random=random)
 
 
-def _caveats(first: Recorded, second: Recorded, summaries: tuple[Summary, Summary]) -> list[str]:
+def _caveats(first: RunOutline, second: RunOutline, summaries: tuple[Summary, Summary]) -> list[str]:
     found = []
     a, b = summaries
     if a.gpu_name != b.gpu_name:

@@ -19,7 +19,7 @@ from flatout.monitor.past.charts import (
     phases_over_time,
     time_chart,
 )
-from flatout.monitor.past.recorded import Recorded
+from flatout.monitor.past.outline import RunOutline
 from flatout.monitor.past.summary import Summary, last_loss, summarise
 from flatout.monitor.sample import GpuSample, merge
 from flatout.page.charts import RowChart, stacked_row
@@ -31,7 +31,7 @@ MOST_NOTES = 20
 LONGEST_COMMAND = 400
 
 
-def page(recorded: Recorded) -> str:
+def page(recorded: RunOutline) -> str:
     """Write the whole document."""
     summary = summarise(recorded)
     started = datetime.datetime.fromtimestamp(summary.started_s)
@@ -84,7 +84,7 @@ def _figures(summary: Summary) -> Iterator[tuple[str, str | None]]:
     yield "last loss", None if summary.last_loss is None else last_loss(summary)
 
 
-def _bounds(recorded: Recorded, summary: Summary) -> Html | None:
+def _bounds(recorded: RunOutline, summary: Summary) -> Html | None:
     if not summary.bounds:
         return None
     items = []
@@ -106,7 +106,7 @@ def _bounds(recorded: Recorded, summary: Summary) -> Html | None:
 # Charts
 
 
-def _sections(recorded: Recorded, summary: Summary) -> Iterator[Html | None]:
+def _sections(recorded: RunOutline, summary: Summary) -> Iterator[Html | None]:
     for title, wanted in itertools.groupby(CHARTS, key=lambda each: each.section):
         drawn = [
             tag("div", tag("h3", each.title), inline(chart))
@@ -119,7 +119,7 @@ def _sections(recorded: Recorded, summary: Summary) -> Iterator[Html | None]:
             yield _phases(recorded, summary)
 
 
-def _phases(recorded: Recorded, summary: Summary) -> Html | None:
+def _phases(recorded: RunOutline, summary: Summary) -> Html | None:
     if not summary.phases:
         return None
     known = [("host", summary.phases), *([("GPU", summary.device_phases)] if summary.device_phases else [])]
@@ -135,7 +135,7 @@ def _phases(recorded: Recorded, summary: Summary) -> Html | None:
 # Tables
 
 
-def _gpus(recorded: Recorded) -> Html | None:
+def _gpus(recorded: RunOutline) -> Html | None:
     whole = merge(recorded.points)
     if not whole.gpus:
         reason = whole.missing.get("gpus")
@@ -165,7 +165,7 @@ def _held_down(gpu: GpuSample) -> str:
     return ", ".join(reason for reason in gpu.throttle_reasons if reason != "idle") or "nothing"
 
 
-def _notes(recorded: Recorded) -> Html | None:
+def _notes(recorded: RunOutline) -> Html | None:
     if not recorded.notes:
         return None
     rows: Sequence[tuple[str, str]] = [

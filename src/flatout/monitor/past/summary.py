@@ -17,7 +17,7 @@ from flatout.ground.codec import encode
 from flatout.ground.runs import CHANNEL_FILE, show_state
 from flatout.ground.units import show_time
 from flatout.monitor.job.channel import read_channel
-from flatout.monitor.past.recorded import Recorded, Stretch
+from flatout.monitor.past.outline import RunOutline, Stretch
 from flatout.monitor.sample import GpuSample, JobSample, Sample, merge, show_loss
 from flatout.monitor.verdicts.window import Verdict
 
@@ -93,7 +93,7 @@ class Summary:
         return {"format": SUMMARY_FORMAT, "version": 1, **encode(self)}
 
 
-def summarise(recorded: Recorded) -> Summary:
+def summarise(recorded: RunOutline) -> Summary:
     whole = merge(recorded.points)
     job = None if whole.job is None else _to_its_end(whole.job, recorded.folder)
     gpu = job_gpu(whole)
@@ -209,7 +209,7 @@ def last_loss(summary: Summary) -> str:
     return f"{shown} since {show_time(summary.loss_lost_s)}{before}"
 
 
-def bound_shares(recorded: Recorded) -> tuple[BoundShare, ...]:
+def bound_shares(recorded: RunOutline) -> tuple[BoundShare, ...]:
     """Return the share of the judged time for which each bound held."""
     judged = [(each, each.verdict) for each in recorded.stretches if each.verdict is not None]
     whole_s = sum(stretch.end_s - stretch.start_s for stretch, _ in judged)

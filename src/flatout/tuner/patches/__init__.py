@@ -5,9 +5,9 @@ patch          what a patch is, how one is found, and a file under several of th
 source         a file as a tree, and its text after changes
 nodes          what a node of the tree reads, binds, changes and calls
 purity         what can be computed once instead of many times
-collected      loops that only fill a list that one call joins
-pieces         what a loop over samples appends, as pieces of `ragged`
-padded         whether sequences are padded with zeros and stacked
+joined_lists   loops that only fill a list that one call joins
+ragged_pieces  what a loop over samples appends, as pieces of `ragged`
+padded_lists   whether sequences are padded with zeros and stacked
 serve          serve the patched text in place of the file in a trial, in memory
 apply          turn the patches of a prescription into edits of files
 """

@@ -22,7 +22,7 @@ from flatout.ground.codec import encode
 from flatout.measure.patches import Patches
 from flatout.measure.run.steps import OPTIMIZER_STEP, Anchor
 from flatout.tuner.child import TrialOptions
-from flatout.tuner.outermost import on_first_call
+from flatout.tuner.first_call import on_first_call
 from flatout.tuner.step_hooks import around_steps
 from flatout.tuner.treatments.updates.merged_groups import parameters_of
 from flatout.tuner.trial import variants

@@ -16,7 +16,7 @@ from typing import Any
 
 from flatout.ground.script.main import after_import
 from flatout.measure.patches import Patches
-from flatout.tuner.outermost import Inputs
+from flatout.tuner.first_call import Inputs
 
 FIRST_SEED = 20_240  # if the script sets none
 

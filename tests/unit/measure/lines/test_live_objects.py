@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.measure.lines import retained
+from flatout.measure.lines import holders
 from flatout.measure.lines.live_objects import alone, live_objects, without_collection
 from flatout.measure.user_code import UserCode
 
@@ -127,10 +127,10 @@ def test_containers_tensors_and_holders_are_looked_up_without_harm() -> None:
     kept = {"list": [tensor]}
 
     def look() -> None:
-        retained.container_sizes()
-        retained.tensors_with_graph()
-        retained.held([tensor], user_code, frame=sys._getframe())
-        retained.find_holder(tensor, user_code, ignored=[kept])
+        holders.container_sizes()
+        holders.tensors_with_graph()
+        holders.held_by_python([tensor], user_code, frame=sys._getframe())
+        holders.find_holder(tensor, user_code, ignored=[kept])
 
     with threads_that_build_tuples() as raised:
         repeat(look, raised)

@@ -9,7 +9,7 @@ import pytest
 
 from flatout.measure.clock import FORWARD, NUM_REGIONS, WAIT
 from flatout.measure.evidence import Episode, Place
-from flatout.measure.lines.lookout import Look
+from flatout.measure.lines.stack_watch import Look
 from flatout.measure.run.episodes import find_episodes, heaviest
 from flatout.measure.run.rows import StepRow
 

@@ -16,7 +16,7 @@ from flatout.ground.errors import BadInput, FlatoutError, Interrupted, NothingMe
 from flatout.measure.evidence_file import load_evidence, save_evidence
 from flatout.measure.run import launch
 from flatout.measure.run.lineage import UNFINISHED
-from flatout.measure.run.ranks.unwatched import UNWATCHED
+from flatout.measure.run.ranks.other_trainers import UNWATCHED
 from tests.support import doctor as builders
 from tests.support.measure import BY_HAND, diagnose, write_script
 

@@ -394,8 +394,8 @@ def late(monkeypatch: pytest.MonkeyPatch) -> Iterator[Observer]:
 
 
 def evaluate(observer: Observer) -> None:
-    seen = len(observer.lookout.looks)
-    while len(observer.lookout.looks) < seen + 5 or not observer.is_overdue:
+    seen = len(observer.stack_watch.looks)
+    while len(observer.stack_watch.looks) < seen + 5 or not observer.is_overdue:
         sum(range(1000))  # at: evaluates
 
 

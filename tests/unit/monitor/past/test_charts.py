@@ -16,14 +16,14 @@ from flatout.monitor.past.charts import (
     plot_run,
     time_chart,
 )
-from flatout.monitor.past.recorded import Recorded, Stretch, read_recorded
+from flatout.monitor.past.outline import RunOutline, Stretch, read_outline
 from flatout.monitor.sample import Sample
 from flatout.monitor.verdicts.window import Verdict
 from tests.support.monitor import START_S, kept_run, story
 
 
-def recorded(folder: Path, **options: object) -> Recorded:
-    return read_recorded(kept_run(folder, story(**{"seconds": 60, **options})))  # type: ignore[arg-type]
+def recorded(folder: Path, **options: object) -> RunOutline:
+    return read_outline(kept_run(folder, story(**{"seconds": 60, **options})))  # type: ignore[arg-type]
 
 
 def panels_of(path: Path) -> list[str]:
@@ -42,7 +42,7 @@ def test_every_chart_of_a_full_run_is_drawn(tmp_path: Path) -> None:
 def test_a_run_without_a_gpu_has_fewer_panels_and_any_name_is_text(tmp_path: Path) -> None:
     whole = panels_of(plot_run(recorded(tmp_path), tmp_path / "a.svg"))
     samples = story(seconds=20, gpus=False)
-    run = read_recorded(kept_run(tmp_path, samples, pid=2, name="$\\frac{$ <b>\x1b"))
+    run = read_outline(kept_run(tmp_path, samples, pid=2, name="$\\frac{$ <b>\x1b"))
     less = plot_run(run, tmp_path / "b.svg")
     assert len(panels_of(less)) < len(whole)
     assert "$\\frac{$ <b>\ufffd" in "".join(ElementTree.fromstring(less.read_text()).itertext())
@@ -55,7 +55,7 @@ def test_a_png_can_be_opened(tmp_path: Path) -> None:
 
 
 def test_a_run_of_one_sample_is_drawn(tmp_path: Path) -> None:
-    run = read_recorded(kept_run(tmp_path, (Sample(time_s=START_S),)))
+    run = read_outline(kept_run(tmp_path, (Sample(time_s=START_S),)))
     assert plot_run(run, tmp_path / "run.svg").read_text().startswith("<?xml")
     assert phases_over_time(run) is None
 

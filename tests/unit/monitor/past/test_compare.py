@@ -10,7 +10,7 @@ import pytest
 
 from flatout.ground.runs import Run
 from flatout.monitor.past.compare import Comparison, Difference, compare
-from flatout.monitor.past.recorded import Recorded, read_recorded
+from flatout.monitor.past.outline import RunOutline, read_outline
 from flatout.monitor.sample import Sample
 from tests.support.monitor import START_S, kept_run, story
 
@@ -19,7 +19,7 @@ RUN = Run(name="train", pid=1, process_started_s=None, started_s=START_S)
 
 def compared(tmp_path: Path, first: tuple[Sample, ...], second: tuple[Sample, ...]) -> Comparison:
     runs = [
-        read_recorded(kept_run(tmp_path, samples, pid=number))
+        read_outline(kept_run(tmp_path, samples, pid=number))
         for number, samples in enumerate((first, second), start=1)
     ]
     return compare(*runs)
@@ -69,7 +69,7 @@ def test_the_same_run_twice_differs_in_nothing(tmp_path: Path) -> None:
 def test_noise_is_called_noise_and_a_real_difference_is_seen_through_it(tmp_path: Path) -> None:
     def outcome(first: tuple[Sample, ...], second: tuple[Sample, ...]) -> str:
         runs = [
-            Recorded(folder=tmp_path, run=RUN, state="ended", points=points, stretches=(), notes=())
+            RunOutline(folder=tmp_path, run=RUN, state="ended", points=points, stretches=(), notes=())
             for points in (first, second)
         ]
         return found(compare(*runs), "step time").outcome
@@ -113,8 +113,8 @@ def test_other_differences_are_named(tmp_path: Path) -> None:
         for sample in story(seconds=60)
         if sample.job is not None
     )
-    first = read_recorded(kept_run(tmp_path, story(seconds=60), pid=1))
-    second = read_recorded(kept_run(tmp_path, larger, pid=2**22 + 1, ended=False))
+    first = read_outline(kept_run(tmp_path, story(seconds=60), pid=1))
+    second = read_outline(kept_run(tmp_path, larger, pid=2**22 + 1, ended=False))
     caveats = compare(first, second).caveats
     assert caveats == (
         "their steps differ in size: 64 and 128 samples; compare per sample, not per step",

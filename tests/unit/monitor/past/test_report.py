@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from flatout.ground.errors import BadInput
-from flatout.monitor.past.recorded import Recorded, read_recorded
+from flatout.monitor.past.outline import RunOutline, read_outline
 from flatout.monitor.past.report import headline, page
 from flatout.monitor.past.summary import summarise
 from flatout.monitor.sample import GpuSample, Sample
@@ -38,12 +38,12 @@ def parsed(html: str) -> Text:
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> RunOutline:
     samples = story(seconds=240, wait=0.03, late_wait=0.45)
-    return read_recorded(kept_run(tmp_path_factory.mktemp("runs"), samples))
+    return read_outline(kept_run(tmp_path_factory.mktemp("runs"), samples))
 
 
-def test_everything_is_on_the_page(recorded: Recorded) -> None:
+def test_everything_is_on_the_page(recorded: RunOutline) -> None:
     text = " ".join(parsed(page(recorded)).words)
     for title in (
         "What bounded it",
@@ -66,7 +66,7 @@ def test_everything_is_on_the_page(recorded: Recorded) -> None:
     assert "limit 700 W" in text and "capacity 140 GiB" in text
 
 
-def test_it_needs_and_runs_nothing(recorded: Recorded) -> None:
+def test_it_needs_and_runs_nothing(recorded: RunOutline) -> None:
     html = page(recorded)
     assert not {"script", "img", "iframe", "object"} & set(parsed(html).tags)
     assert escape(POLICY) in html and POLICY.startswith("default-src 'none'")
@@ -79,7 +79,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
     for sample in story(seconds=30, name=HOSTILE):
         gpus = (replace(sample.gpus[0], name=HOSTILE, throttle_reasons=(HOSTILE,)), sample.gpus[1])
         samples.append(replace(sample, gpus=gpus, notes=(HOSTILE,)))
-    html = page(read_recorded(kept_run(tmp_path, tuple(samples), name=HOSTILE)))
+    html = page(read_outline(kept_run(tmp_path, tuple(samples), name=HOSTILE)))
     found = parsed(html)
     assert "script" not in found.tags
     assert any("<script>alert(1)</script>" in words for words in found.words)
@@ -87,7 +87,7 @@ def test_hostile_names_are_text(tmp_path: Path) -> None:
 
 
 def test_a_run_without_a_gpu_says_why(tmp_path: Path) -> None:
-    recorded = read_recorded(kept_run(tmp_path, story(seconds=40, gpus=False)))
+    recorded = read_outline(kept_run(tmp_path, story(seconds=40, gpus=False)))
     text = " ".join(parsed(page(recorded)).words)
     assert "no NVIDIA driver" in text and "Steps per second" in text
     assert "Power" not in text and "Over time, by the clock of the host" in text
@@ -97,17 +97,17 @@ def test_almost_nothing_is_still_a_page(tmp_path: Path) -> None:
     for number, samples in enumerate(
         ((Sample(time_s=START_S),), (Sample(time_s=START_S, gpus=(GpuSample(index=0, lost=True),)),))
     ):
-        recorded = read_recorded(kept_run(tmp_path, samples, pid=number + 1))
+        recorded = read_outline(kept_run(tmp_path, samples, pid=number + 1))
         assert "is not known" in " ".join(parsed(page(recorded)).words)
 
 
-def test_the_headline_says_how_much_of_the_run_it_speaks_of(recorded: Recorded, tmp_path: Path) -> None:
+def test_the_headline_says_how_much_of_the_run_it_speaks_of(recorded: RunOutline, tmp_path: Path) -> None:
     assert "(in 67 % of the run)" in headline(summarise(recorded))
-    healthy = read_recorded(kept_run(tmp_path, story(seconds=60)))
+    healthy = read_outline(kept_run(tmp_path, story(seconds=60)))
     assert headline(summarise(healthy)).endswith("of the step.")
 
 
-def test_it_is_written_whole_or_not_at_all(recorded: Recorded, tmp_path: Path) -> None:
+def test_it_is_written_whole_or_not_at_all(recorded: RunOutline, tmp_path: Path) -> None:
     path = tmp_path / "deep" / "run.html"
     write_page(page(recorded), path)
     assert path.read_text() == page(recorded)

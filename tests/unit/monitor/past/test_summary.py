@@ -9,14 +9,14 @@ import pytest
 
 from flatout.ground.runs import CHANNEL_FILE
 from flatout.monitor.job.reporter import Reporter
-from flatout.monitor.past.recorded import read_recorded
+from flatout.monitor.past.outline import read_outline
 from flatout.monitor.past.summary import Summary, energy_of_job, mean_step_s, summarise, total
 from flatout.monitor.sample import Sample
 from tests.support.monitor import GIB, ROWS_PER_STEP, START_S, kept_run, story
 
 
 def summary_of(tmp_path: Path, samples: tuple[Sample, ...]) -> Summary:
-    return summarise(read_recorded(kept_run(tmp_path, samples)))
+    return summarise(read_outline(kept_run(tmp_path, samples)))
 
 
 def test_figures_are_those_of_the_run(tmp_path: Path) -> None:
@@ -38,13 +38,13 @@ def test_figures_are_those_of_the_run(tmp_path: Path) -> None:
 
 def test_steps_after_the_last_sample_count(tmp_path: Path) -> None:
     folder = kept_run(tmp_path, story(seconds=20))
-    sampled = summarise(read_recorded(folder))
+    sampled = summarise(read_outline(folder))
     reporter = Reporter(folder / CHANNEL_FILE)
     assert sampled.steps is not None
     for _ in range(sampled.steps + 7):
         reporter.step(loss=0.25, samples=ROWS_PER_STEP)
     reporter.close()
-    found = summarise(read_recorded(folder))
+    found = summarise(read_outline(folder))
     assert (found.steps, found.last_loss) == (sampled.steps + 7, 0.25)
     assert found.samples == ROWS_PER_STEP * (sampled.steps + 7)
     assert found.step_s == sampled.step_s

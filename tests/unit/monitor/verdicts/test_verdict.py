@@ -12,7 +12,7 @@ import pytest
 
 from flatout.doctor.rule import all_rules
 from flatout.monitor.past.compare import compare
-from flatout.monitor.past.recorded import read_recorded
+from flatout.monitor.past.outline import read_outline
 from flatout.monitor.past.summary import last_loss, summarise
 from flatout.monitor.sample import HostSample, JobSample, ProcessSample, Sample
 from flatout.monitor.verdicts import alarms
@@ -317,7 +317,7 @@ def test_terminal_page_and_report_say_the_same_on_a_host_that_others_keep_busy(
     assert terminal.bound == ("data" if wait > 0.5 else "compute" if cores > 1 else "unknown")
     sent = RunStream("r", samples).whole().decode().split("data: ", 1)[1]
     assert json.loads(sent)["verdicts"][0]["sentence"] == terminal.sentence
-    summary = summarise(read_recorded(kept_run(tmp_path, samples)))
+    summary = summarise(read_outline(kept_run(tmp_path, samples)))
     reported = [each.sentence for each in summary.bounds]
     assert reported == ([] if terminal.bound == "unknown" else [terminal.sentence])
 
@@ -355,7 +355,7 @@ def test_a_lost_loss_is_an_alarm_on_terminal_page_report_and_in_a_comparison(
     assert sent["sample"]["job"]["loss"] == str(loss)
     written = json.loads(json.dumps(samples[-1].to_json(), allow_nan=False))
     assert (written["job"]["loss"], written["job"]["loss_is_finite"]) == (None, False)
-    recorded = read_recorded(kept_run(tmp_path / "kept", samples))
+    recorded = read_outline(kept_run(tmp_path / "kept", samples))
     summary = summarise(recorded)
     assert "diverged" in [each.bound for each in summary.bounds]
     assert last_loss(summary) == f"{shown} since 0:22, 0.3 before"

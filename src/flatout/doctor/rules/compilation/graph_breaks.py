@@ -37,8 +37,8 @@ from __future__ import annotations
 from itertools import groupby
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.readings import phase_shares
 from flatout.doctor.rule import title_of
+from flatout.doctor.sentences import phase_shares
 from flatout.measure.evidence import Evidence, GraphBreak
 
 RULE = title_of(__doc__)

@@ -42,8 +42,8 @@ from __future__ import annotations
 from flatout.doctor.ceilings import on_gpu, rows_cost_nothing, share_of
 from flatout.doctor.finding import Ceiling, Finding
 from flatout.doctor.lines import training_call
-from flatout.doctor.readings import loss_share
 from flatout.doctor.rule import title_of
+from flatout.doctor.sentences import loss_share
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, Kernels
 

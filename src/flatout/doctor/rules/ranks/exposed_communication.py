@@ -34,8 +34,8 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import MOST
 from flatout.doctor.finding import Finding
-from flatout.doctor.readings import rank_name
 from flatout.doctor.rule import title_of
+from flatout.doctor.sentences import rank_name
 from flatout.ground.units import show_bytes, show_share
 from flatout.measure.evidence import Evidence
 

@@ -33,8 +33,8 @@ from __future__ import annotations
 from statistics import median
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.readings import node_name
 from flatout.doctor.rule import title_of
+from flatout.doctor.sentences import node_name
 from flatout.ground.units import show_bytes, show_share
 from flatout.measure.evidence import Evidence, Rank
 

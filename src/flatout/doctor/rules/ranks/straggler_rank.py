@@ -36,8 +36,8 @@ from statistics import median
 
 from flatout.doctor.ceilings import share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.readings import meeting, own_work_s, rank_name, straggler, surely_lost_s
 from flatout.doctor.rule import title_of
+from flatout.doctor.sentences import own_work_s, rank_name, straggler, surely_lost_s, waiting_phases
 from flatout.ground.units import show_ratio, show_seconds, show_share
 from flatout.measure.evidence import Evidence, Rank
 
@@ -79,7 +79,7 @@ def _phase(rank: Rank, others: list[Rank]) -> tuple[str, float]:
     more_s = {
         phase: seconds - median(other.phases_s.get(phase, 0.0) for other in others)
         for phase, seconds in rank.phases_s.items()
-        if phase not in meeting(rank)
+        if phase not in waiting_phases(rank)
     }
     longest = max(more_s, key=lambda phase: more_s[phase])
     return longest, more_s[longest]

@@ -26,7 +26,7 @@ from flatout.engines.adapters.lora.attention import Kernel
 from flatout.engines.adapters.lora.bank import AdapterBank, stackable
 from flatout.engines.adapters.lora.blocks import Blocks, Frame, Shapes, TokenBlock, layout, rows_of, shapes_of
 from flatout.engines.adapters.lora.encoder_layers import layers_of
-from flatout.engines.adapters.lora.preparation import Prepared, prepared_for
+from flatout.engines.adapters.lora.shape_plan import ShapePlan, plan_for_shapes
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.multiplex.products.ranges import Dense, Path, Products
@@ -96,7 +96,7 @@ class PackedEncoder:
         self._calls: list[tuple[str, Tensor]] | None = None  # which map read which input, if recorded
         self._groups: list[_Group] = []
         self._places: dict[str, tuple[_Group, int]] = {}
-        self._prepared: OrderedDict[Shapes, Prepared] = OrderedDict()
+        self._plans: OrderedDict[Shapes, ShapePlan] = OrderedDict()
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
         self._scales = torch.tensor(bank.scales if bank is not None else [], device=self.device)
         self._positions, self._longest = _positions(model)
@@ -127,26 +127,26 @@ class PackedEncoder:
         weighted sum of all adapters, differentiable to the weights.  `dropout` is that of the adapters;
         training wants it on.  The backward adds the gradients of the factors to `bank.gradients`.
         """
-        prepared = self.prepare(shapes_of(blocks))
-        if adapters and self.bank is not None and prepared.products is not None:
+        plan = self.prepare(shapes_of(blocks))
+        if adapters and self.bank is not None and plan.products is not None:
             self.bank.refresh()
-            self._pass = self._pass_of(prepared, mixture=mixture, dropout=dropout)
-        return rows_of(self._run(blocks, prepared), prepared.frame.shapes)
+            self._pass = self._pass_of(plan, mixture=mixture, dropout=dropout)
+        return rows_of(self._run(blocks, plan), plan.frame.shapes)
 
     def depths(self, block: TokenBlock) -> tuple[Tensor, ...]:
         """Return the plain model's states of one block: of its words alone, then after each layer."""
-        prepared = self.prepare(shapes_of((block,)))
-        found = self._run_whole((block,), prepared, output_hidden_states=True).hidden_states
-        return tuple(rows_of(states, prepared.frame.shapes)[0] for states in found)
+        plan = self.prepare(shapes_of((block,)))
+        found = self._run_whole((block,), plan, output_hidden_states=True).hidden_states
+        return tuple(rows_of(states, plan.frame.shapes)[0] for states in found)
 
-    def _run(self, blocks: Blocks, prepared: Prepared) -> Tensor:
+    def _run(self, blocks: Blocks, plan: ShapePlan) -> Tensor:
         """Return the last states of all blocks, end to end, under the current pass."""
         if self._layers is None:
-            states: Tensor = self._run_whole(blocks, prepared).last_hidden_state
+            states: Tensor = self._run_whole(blocks, plan).last_hidden_state
             return states
-        bounds = attention.bounds_of(layout(blocks, known=prepared.frame), self.kernel.value)
+        bounds = attention.bounds_of(layout(blocks, known=plan.frame), self.kernel.value)
         try:
-            states = self.model.embeddings(**self._inputs(blocks, prepared.frame)).squeeze(0)
+            states = self.model.embeddings(**self._inputs(blocks, plan.frame)).squeeze(0)
             residual = states
             for layer in self._layers:
                 states, residual = layer(states, residual, bounds)
@@ -154,15 +154,15 @@ class PackedEncoder:
         finally:
             self._end_pass()
 
-    def _run_whole(self, blocks: Blocks, prepared: Prepared, **options: Any) -> Any:
+    def _run_whole(self, blocks: Blocks, plan: ShapePlan, **options: Any) -> Any:
         """Run the model's own forward and return what it returns."""
-        bounds = attention.bounds_of(layout(blocks, known=prepared.frame), self.kernel.value)
+        bounds = attention.bounds_of(layout(blocks, known=plan.frame), self.kernel.value)
         config = self.model.config
         before = config._attn_implementation
         config._attn_implementation = attention.PACKED
         try:
             with attention.rows(bounds):
-                return self.model(**self._inputs(blocks, prepared.frame), **options)
+                return self.model(**self._inputs(blocks, plan.frame), **options)
         finally:
             config._attn_implementation = before
             self._end_pass()
@@ -172,11 +172,11 @@ class PackedEncoder:
         for group in self._groups:
             group.empty()
 
-    def prepare(self, shapes: Shapes) -> Prepared:
+    def prepare(self, shapes: Shapes) -> ShapePlan:
         """Prepare for blocks of these shapes; kept for the next batch of the same shapes."""
-        known = self._prepared.get(shapes)
+        known = self._plans.get(shapes)
         if known is not None:
-            self._prepared.move_to_end(shapes)
+            self._plans.move_to_end(shapes)
             return known
         longest = max(shape.length for shape in shapes)
         if self._longest is not None and longest > self._longest:
@@ -184,11 +184,11 @@ class PackedEncoder:
                 f"a row of {longest} tokens; the encoder has positions for {self._longest}",
                 hint="set max_length to that, or cut the texts",
             )
-        prepared = prepared_for(shapes, bank=self.bank, device=self.device, dtype=self.dtype, path=self._path)
-        self._prepared[shapes] = prepared
-        if len(self._prepared) > KEPT_FRAMES:
-            self._prepared.popitem(last=False)
-        return prepared
+        plan = plan_for_shapes(shapes, bank=self.bank, device=self.device, dtype=self.dtype, path=self._path)
+        self._plans[shapes] = plan
+        if len(self._plans) > KEPT_FRAMES:
+            self._plans.popitem(last=False)
+        return plan
 
     def close(self) -> None:
         """Restore the model, except for its precision."""
@@ -278,18 +278,18 @@ class PackedEncoder:
                 self._groups.append(_Group(names=names))
                 self._places |= {name: (self._groups[-1], place) for place, name in enumerate(names)}
 
-    def _pass_of(self, prepared: Prepared, *, mixture: Tensor | None, dropout: bool) -> _Pass:
-        assert self.bank is not None and prepared.products is not None
-        drop = prepared.dropout if dropout else None
+    def _pass_of(self, plan: ShapePlan, *, mixture: Tensor | None, dropout: bool) -> _Pass:
+        assert self.bank is not None and plan.products is not None
+        drop = plan.dropout if dropout else None
         if mixture is None:
-            together = None if _is_recorded(self.device) else prepared.siblings
+            together = None if _is_recorded(self.device) else plan.siblings
             return _Pass(
-                products=prepared.products,
-                siblings=together or prepared.products,
+                products=plan.products,
+                siblings=together or plan.products,
                 dropout=drop,
                 gain=None,
             )
-        shapes = prepared.frame.shapes
+        shapes = plan.frame.shapes
         expected = (sum(shape.num_rows for shape in shapes), len(self.bank))
         if mixture.shape != expected:
             raise BadInput(

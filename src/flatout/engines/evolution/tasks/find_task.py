@@ -8,7 +8,7 @@
 
 A task is a dataclass (see `task.EvolutionTask`), and its options are its fields: `length`, `digits`,
 `heldout`.  They come as values or as written on a command line.  A task that takes its `reward` as an option
-takes it by name, too (see `rewards.given`).
+takes it by name, too (see `rewards.make_reward`).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flatout.engines.evolution.rewards.given import FORMS, as_reward
 from flatout.engines.evolution.rewards.kinds import Reward
+from flatout.engines.evolution.rewards.make_reward import FORMS, make_reward
 from flatout.engines.evolution.tasks.arithmetic import Arithmetic
 from flatout.engines.evolution.tasks.countdown import Countdown
 from flatout.engines.evolution.tasks.digit_copy import DigitCopy
@@ -158,7 +158,7 @@ def _option(task: Any, key: str, value: Any) -> Any:
         raise BadInput(f"the task {task.name} has no option {key!r}", hint=f"known: {', '.join(known)}")
     kind = typing.get_type_hints(task)[key]
     if kind is Reward:
-        return as_reward(value)
+        return make_reward(value)
     if kind == tuple[str, ...]:
         return (value,) if isinstance(value, str) else tuple(value)
     if not isinstance(value, str) or kind is str:

@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from flatout.engines.evolution.rewards.given import as_reward
 from flatout.engines.evolution.rewards.kinds import PROMPT
+from flatout.engines.evolution.rewards.make_reward import make_reward
 from flatout.engines.evolution.tasks.jsonl import Fields, FileTask
 from flatout.ground.errors import BadInput
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptFile(FileTask):
-    """Prompts of a file; `reward` is a name, a function, or several with weights: see `rewards.given`."""
+    """Prompts of a file; `reward` is a name, a function, or several with weights (`make_reward`)."""
 
     template: str = "{prompt}"
     max_new_tokens: int = 128
@@ -37,7 +37,7 @@ class PromptFile(FileTask):
         object.__setattr__(self, "path", Path(self.path))
         object.__setattr__(self, "heldout", None if self.heldout is None else Path(self.heldout))
         object.__setattr__(self, "stop", _texts(self.stop))
-        object.__setattr__(self, "reward", as_reward(self.reward))
+        object.__setattr__(self, "reward", make_reward(self.reward))
         FileTask.__post_init__(self)
 
     def answer(self, fields: Fields) -> Mapping[str, Any]:

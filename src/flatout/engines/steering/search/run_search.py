@@ -33,10 +33,10 @@ from flatout.engines.steering.settings import SearchSettings, read_layers
 from flatout.engines.steering.trials.scoring import check_choices, check_room, find_judge
 from flatout.engines.steering.vectors.fit_questions import fit_questions, save_vectors
 from flatout.engines.steering.vectors.steering_vectors import load_methods, method_file
-from flatout.engines.steering.workers.crew import Crew, end_with_starter, plan_workers
 from flatout.engines.steering.workers.heartbeat import Heartbeat, read_beats, wait_for_silence
 from flatout.engines.steering.workers.placement import Placement, place_model
-from flatout.engines.steering.workers.ray_crew import RayCrew
+from flatout.engines.steering.workers.ray_workers import RayWorkers
+from flatout.engines.steering.workers.worker_processes import WorkerProcesses, end_with_starter, plan_workers
 from flatout.ground import OnProgress
 from flatout.ground.atomic_files import refused_by_disk, try_lock, unwritable
 from flatout.ground.errors import BadInput, Interrupted, is_interrupt
@@ -84,10 +84,10 @@ def run_search(settings: SearchSettings, *, on_progress: OnProgress, on_event: O
             on_progress(f"vectors of {len(vectors)} methods are in {settings.vectors_folder}")
         earlier_s = _earlier_s(settings, study)
         began_s = time.monotonic()
-        crew = _crew(settings, placed.value, path, study, on_progress=on_progress)
-        with _end_for_the_user(settings), Heartbeat(study.study, FIRST), crew:
+        workers = _workers(settings, placed.value, path, study, on_progress=on_progress)
+        with _end_for_the_user(settings), Heartbeat(study.study, FIRST), workers:
             search.run(trials=settings.trials, batch_trials=_batch_trials(settings, placed.value))
-            dead = {one.name for one in crew.wait()}
+            dead = {one.name for one in workers.wait()}
             for theirs in _left_open(settings, study, known_dead=dead, on_progress=on_progress):
                 worker.search_in(theirs).run(trials=settings.trials)
         search_s = time.monotonic() - began_s
@@ -167,14 +167,16 @@ def joining_command(settings: Path) -> list[str]:
     return [sys.executable, "-m", "flatout", "steer", "search", str(settings), "--join"]
 
 
-def _crew(
+def _workers(
     settings: SearchSettings, placement: Placement, path: Path, study: SearchStudy, *, on_progress: OnProgress
-) -> Crew | RayCrew:
+) -> WorkerProcesses | RayWorkers:
     """Plan the workers beside this one."""
     command = joining_command(path)
     if settings.ray is None:
-        return Crew(command, plan_workers(placement, cores=os.cpu_count() or 1), on_progress=on_progress)
-    return RayCrew(
+        return WorkerProcesses(
+            command, plan_workers(placement, cores=os.cpu_count() or 1), on_progress=on_progress
+        )
+    return RayWorkers(
         command,
         workers=settings.workers or 1,
         gpus_each=len(placement.replicas[0]),

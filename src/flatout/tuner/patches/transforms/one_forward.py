@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.collected import Collected, rewrite_collected
+from flatout.tuner.patches.joined_lists import JoinedList, rewrite_joined_lists
 from flatout.tuner.patches.nodes import dotted
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.source import Refused, Source, expression, same
@@ -24,10 +24,10 @@ SPLITS: tuple[str, ...] = ("{x}.split(1)", "{x}.split(1, 0)", "{x}.split(1, dim=
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
     otherwise = "no loop here calls a model for each sample and joins the results"
-    return rewrite_collected(source, lines, _one_call, kinds={}, otherwise=otherwise)
+    return rewrite_joined_lists(source, lines, _one_call, kinds={}, otherwise=otherwise)
 
 
-def _one_call(source: Source, found: Collected) -> cst.BaseExpression:
+def _one_call(source: Source, found: JoinedList) -> cst.BaseExpression:
     call = found.element
     model = dotted(call.func) if isinstance(call, cst.Call) else None
     if found.joined != "cat" or model is None or not isinstance(call, cst.Call):
@@ -42,7 +42,7 @@ def _one_call(source: Source, found: Collected) -> cst.BaseExpression:
     return expression(f"{model}({rows})")
 
 
-def _all_rows(found: Collected, row: cst.BaseExpression) -> str | None:
+def _all_rows(found: JoinedList, row: cst.BaseExpression) -> str | None:
     """Return x if the loop passes each of its rows in order."""
     parts = expression(f"[None {found.clauses}]")
     assert isinstance(parts, cst.ListComp)

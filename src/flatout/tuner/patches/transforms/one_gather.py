@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.collected import inlined
+from flatout.tuner.patches.joined_lists import inline_names
 from flatout.tuner.patches.nodes import (
     appended,
     argument,
@@ -35,10 +35,10 @@ from flatout.tuner.patches.nodes import (
     target_names,
     walk,
 )
-from flatout.tuner.patches.padded import Consumer, find_consumer
+from flatout.tuner.patches.padded_lists import Consumer, find_consumer
 from flatout.tuner.patches.patch import Patch
-from flatout.tuner.patches.pieces import Body, Head, check_host, piece_of, rows_piece, short
 from flatout.tuner.patches.purity import impure_part, module_kinds
+from flatout.tuner.patches.ragged_pieces import Body, Head, check_host, piece_of, rows_piece, short
 from flatout.tuner.patches.source import (
     Refused,
     Replacement,
@@ -217,7 +217,7 @@ def _read_statement(body: Body, statement: cst.CSTNode, where: tuple[str, ...]) 
     if made is not None and not where and impure_part(made[1], body.kinds) is None:
         if made[0] in body.temporaries or made[0] in body.head.names:
             raise Refused(f"{made[0]} is bound twice in the loop over samples")
-        body.temporaries[made[0]] = inlined(made[1], body.temporaries)
+        body.temporaries[made[0]] = inline_names(made[1], body.temporaries)
         return
     small = simple(statement)
     if isinstance(small, cst.Pass):
@@ -226,7 +226,7 @@ def _read_statement(body: Body, statement: cst.CSTNode, where: tuple[str, ...]) 
 
 
 def _read_if(body: Body, statement: cst.If, where: tuple[str, ...]) -> None:
-    test = inlined(statement.test, body.temporaries)
+    test = inline_names(statement.test, body.temporaries)
     if impure_part(test, body.kinds) is not None:
         raise Refused(f"the condition {short(body.source, statement.test)} may have side effects")
     check_host(body, test)

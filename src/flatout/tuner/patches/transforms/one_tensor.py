@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.collected import Collected, rewrite_collected
+from flatout.tuner.patches.joined_lists import JoinedList, rewrite_joined_lists
 from flatout.tuner.patches.nodes import argument, call_of, names
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import ROWWISE, impure_part, module_kinds
@@ -22,7 +22,7 @@ MAKERS = ("torch.tensor", "torch.as_tensor", "torch.LongTensor", "torch.FloatTen
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
     otherwise = "no loop here makes tensors one by one and joins them"
-    return rewrite_collected(source, lines, _one, kinds=_all_kinds(source), otherwise=otherwise)
+    return rewrite_joined_lists(source, lines, _one, kinds=_all_kinds(source), otherwise=otherwise)
 
 
 def _all_kinds(source: Source) -> dict[str, str]:
@@ -34,7 +34,7 @@ def _all_kinds(source: Source) -> dict[str, str]:
     return found
 
 
-def _one(source: Source, found: Collected) -> cst.BaseExpression:
+def _one(source: Source, found: JoinedList) -> cst.BaseExpression:
     made = _maker(source, found)
     element = argument(made, "data", 0)
     if element is None:
@@ -58,7 +58,7 @@ def _one(source: Source, found: Collected) -> cst.BaseExpression:
     return new
 
 
-def _maker(source: Source, found: Collected) -> cst.Call:
+def _maker(source: Source, found: JoinedList) -> cst.Call:
     """Return the call that makes the tensor: the element, or the input of modules that treat rows alone."""
     node, kinds = found.element, module_kinds(source, found.call)
     while isinstance(node, cst.Call):

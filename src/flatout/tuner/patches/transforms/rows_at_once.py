@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.collected import Collected, index_parts, rewrite_collected
+from flatout.tuner.patches.joined_lists import JoinedList, index_parts, rewrite_joined_lists
 from flatout.tuner.patches.nodes import names
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import impure_part
@@ -21,10 +21,10 @@ from flatout.tuner.patches.source import Refused, Source, expression
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:
     otherwise = "no loop or comprehension here takes rows one by one and stacks them"
-    return rewrite_collected(source, lines, _one_index, kinds={}, otherwise=otherwise)
+    return rewrite_joined_lists(source, lines, _one_index, kinds={}, otherwise=otherwise)
 
 
-def _one_index(source: Source, found: Collected) -> cst.BaseExpression:
+def _one_index(source: Source, found: JoinedList) -> cst.BaseExpression:
     if found.joined != "stack":
         raise Refused("torch.cat joins the rows, which may have no axis of their own")
     parts = index_parts(found.element)

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from flatout.measure.patches import Patches
-from flatout.tuner.outermost import on_first_call
+from flatout.tuner.first_call import on_first_call
 from flatout.tuner.treatment import Case, Treatment, Value
 
 EAGER = re.compile(r"attn_implementation\W+eager")

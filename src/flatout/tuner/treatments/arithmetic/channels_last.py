@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flatout.measure.patches import Patches
-from flatout.tuner.outermost import Inputs, on_first_call
+from flatout.tuner.first_call import Inputs, on_first_call
 from flatout.tuner.treatment import Case, Treatment, Value
 
 LEAST_SHARE = 0.1  # of the step, in convolutions

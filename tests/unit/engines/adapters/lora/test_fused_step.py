@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora import preparation
+from flatout.engines.adapters.lora import shape_plan
 from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.blocks import shapes_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder
@@ -284,7 +284,7 @@ def test_the_products_that_a_gpu_takes_for_equal_blocks_give_the_gradients_of_th
     for as_on_gpu in (False, True):
         if as_on_gpu:
             monkeypatch.setattr(
-                preparation,
+                shape_plan,
                 "choose_path",
                 lambda *given, **options: Decision(value="batched", reason="as on a GPU", source="assumed"),
             )

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from flatout.engines.evolution.rewards.given import BatchReward, WeightedRewards
 from flatout.engines.evolution.rewards.kinds import ExactMatch
+from flatout.engines.evolution.rewards.make_reward import BatchReward, WeightedRewards
 from flatout.engines.evolution.tasks.find_task import find_task, options_of
 from flatout.engines.evolution.tasks.prompt_file import PromptFile
 from flatout.engines.evolution.tasks.task import EvolutionTask

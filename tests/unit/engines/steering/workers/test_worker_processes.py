@@ -10,8 +10,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from flatout.engines.steering.workers.crew import SUPERVISED, Crew, Ended, WorkerPlan, plan_workers
 from flatout.engines.steering.workers.placement import GpuRoom, Placement
+from flatout.engines.steering.workers.worker_processes import (
+    SUPERVISED,
+    Ended,
+    WorkerPlan,
+    WorkerProcesses,
+    plan_workers,
+)
 
 
 def gpu(name: str) -> GpuRoom:
@@ -31,8 +37,8 @@ def plans(*arguments: str) -> list[WorkerPlan]:
 
 def run(code: str, made: Sequence[WorkerPlan]) -> tuple[list[Ended], list[str]]:
     said: list[str] = []
-    with Crew(python(code), made, on_progress=said.append) as crew:
-        return crew.wait(), said
+    with WorkerProcesses(python(code), made, on_progress=said.append) as workers:
+        return workers.wait(), said
 
 
 def test_each_sees_its_own_gpus_and_cores() -> None:
@@ -66,12 +72,13 @@ def test_one_that_is_killed_is_told_of_and_the_rest_count() -> None:
 
 WAITING = "import sys, threading\nprint('waiting', file=sys.stderr, flush=True)\nthreading.Event().wait()"
 STARTER = f"""
-from flatout.engines.steering.workers.crew import Crew, WorkerPlan
+from flatout.engines.steering.workers.worker_processes import WorkerPlan, WorkerProcesses
 import sys
 child = {WAITING!r}
 plans = [WorkerPlan(name="w", environment={{}})]
-with Crew([sys.executable, "-c", child], plans, on_progress=lambda line: print(line, flush=True)) as crew:
-    crew.wait()
+command = [sys.executable, "-c", child]
+with WorkerProcesses(command, plans, on_progress=lambda line: print(line, flush=True)) as workers:
+    workers.wait()
 """
 
 
@@ -99,7 +106,7 @@ def test_an_interrupt_reaches_the_workers_and_ends_them() -> None:
 
 SUPERVISED_CHILD = """
 import sys, threading
-from flatout.engines.steering.workers.crew import end_with_starter
+from flatout.engines.steering.workers.worker_processes import end_with_starter
 end_with_starter()
 try:
     print("ready", flush=True)

@@ -11,7 +11,7 @@ import pytest
 from flatout.ground.errors import BadInput
 from flatout.ground.runs import Run, create_run
 from flatout.monitor.past.history import HistoryWriter
-from flatout.monitor.past.recorded import NUM_STRETCHES, POINTS_PER_STRETCH, read_recorded
+from flatout.monitor.past.outline import NUM_STRETCHES, POINTS_PER_STRETCH, read_outline
 from flatout.monitor.past.report import headline
 from flatout.monitor.past.summary import summarise
 from flatout.monitor.sample import ProcessSample, Sample
@@ -19,7 +19,7 @@ from tests.support.monitor import START_S, kept_run, story
 
 
 def test_verdicts_follow_the_run(tmp_path: Path) -> None:
-    recorded = read_recorded(kept_run(tmp_path, story(seconds=300, wait=0.03, late_wait=0.45)))
+    recorded = read_outline(kept_run(tmp_path, story(seconds=300, wait=0.03, late_wait=0.45)))
     bounds = [stretch.verdict.bound if stretch.verdict else None for stretch in recorded.stretches]
     assert set(bounds[:19]) == {"healthy"}
     assert set(bounds[20:]) == {"data"}
@@ -30,7 +30,7 @@ def test_verdicts_follow_the_run(tmp_path: Path) -> None:
 
 
 def test_points_are_bounded_and_cover_the_run(tmp_path: Path) -> None:
-    recorded = read_recorded(kept_run(tmp_path, story(seconds=900, gpus=False)))
+    recorded = read_outline(kept_run(tmp_path, story(seconds=900, gpus=False)))
     assert 250 <= len(recorded.points) <= NUM_STRETCHES * POINTS_PER_STRETCH
     assert recorded.points[-1].time_s == START_S + 899
     assert sum(point.span_s or 0.0 for point in recorded.points) == pytest.approx(899, rel=0.01)
@@ -50,7 +50,7 @@ def test_a_long_run_is_read_from_its_minutes_and_keeps_its_last_seconds(tmp_path
         job = replace(one.job, steps=number * 100)
         writer(replace(one, time_s=START_S + every_s * number, span_s=every_s, job=job))
     # No close: what was not yet a whole minute is in the finest tier alone.
-    recorded = read_recorded(folder)
+    recorded = read_outline(folder)
     assert recorded.state == "died"
     assert recorded.points[-1].time_s == START_S + every_s * (num - 1)
     assert len(recorded.points) <= NUM_STRETCHES * POINTS_PER_STRETCH + 1
@@ -62,12 +62,12 @@ def test_a_long_run_is_read_from_its_minutes_and_keeps_its_last_seconds(tmp_path
 def test_what_happened_is_kept_with_its_time(tmp_path: Path) -> None:
     samples = list(story(seconds=40))
     samples[20] = replace(samples[20], notes=("GPU 1 is lost",))
-    recorded = read_recorded(kept_run(tmp_path, tuple(samples)))
+    recorded = read_outline(kept_run(tmp_path, tuple(samples)))
     assert recorded.notes == ((START_S + 20, "GPU 1 is lost"),)
 
 
 def test_a_run_of_one_sample_is_a_run(tmp_path: Path) -> None:
-    recorded = read_recorded(kept_run(tmp_path, (Sample(time_s=START_S),)))
+    recorded = read_outline(kept_run(tmp_path, (Sample(time_s=START_S),)))
     assert len(recorded.points) == 1
     assert recorded.duration_s == 0.0
     assert recorded.stretches[0].verdict is None
@@ -78,7 +78,7 @@ def test_throttling_in_one_sample_is_not_the_whole_run(tmp_path: Path) -> None:
     samples = list(story(seconds=30))
     gpu, other = samples[12].gpus
     samples[12] = replace(samples[12], gpus=(replace(gpu, throttle_reasons=("hardware slowdown",)), other))
-    recorded = read_recorded(kept_run(tmp_path, tuple(samples)))
+    recorded = read_outline(kept_run(tmp_path, tuple(samples)))
     assert {stretch.verdict.bound for stretch in recorded.stretches if stretch.verdict} == {"healthy"}
 
 
@@ -86,7 +86,7 @@ def test_torn_and_foreign_lines_are_dropped(tmp_path: Path) -> None:
     folder = kept_run(tmp_path, story(seconds=20))
     with (folder / "raw-000001.jsonl").open("a") as file:
         file.write('{"format": "something else"}\n[1]\n{"time_s": 17')
-    assert read_recorded(folder).points[-1].time_s == START_S + 19
+    assert read_outline(folder).points[-1].time_s == START_S + 19
 
 
 def test_the_start_of_a_job_says_nothing_of_its_steps(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_the_start_of_a_job_says_nothing_of_its_steps(tmp_path: Path) -> None:
         else sample
         for number, sample in enumerate(story(seconds=11))
     ]
-    assert read_recorded(kept_run(tmp_path, tuple(samples))).stretches[0].verdict is None
+    assert read_outline(kept_run(tmp_path, tuple(samples))).stretches[0].verdict is None
 
 
 def test_a_file_of_the_log_that_was_cut_is_a_gap(tmp_path: Path) -> None:
@@ -107,15 +107,15 @@ def test_a_file_of_the_log_that_was_cut_is_a_gap(tmp_path: Path) -> None:
     raw.unlink()
     for damaged in (packed[: len(packed) // 2], packed[:50] + b"\xff" * 50 + packed[100:], b"no gzip"):
         raw.with_name("raw-000001.jsonl.gz").write_bytes(damaged)
-        assert read_recorded(folder).end_s == pytest.approx(START_S + 19)  # the minutes have it
+        assert read_outline(folder).end_s == pytest.approx(START_S + 19)  # the minutes have it
 
 
 def test_no_run_and_no_samples_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="holds no run"):
-        read_recorded(tmp_path)
+        read_outline(tmp_path)
     empty = create_run(Run(name="e", pid=1, process_started_s=None, started_s=START_S), tmp_path)
     with pytest.raises(BadInput, match="has no samples"):
-        read_recorded(empty)
+        read_outline(empty)
 
 
 def test_a_loss_that_was_lost_at_the_end_does_not_count_for_the_stretch_before_it(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_loss_that_was_lost_at_the_end_does_not_count_for_the_stretch_before_i
     for number, each in enumerate(samples):
         assert each.job is not None
         samples[number] = replace(each, job=replace(each.job, loss=float("nan") if number >= 48 else 1.0))
-    recorded = read_recorded(kept_run(tmp_path, samples))
+    recorded = read_outline(kept_run(tmp_path, samples))
     bounds = [stretch.verdict.bound for stretch in recorded.stretches if stretch.verdict is not None]
     assert "diverged" not in bounds[:-2]
     assert bounds[-1] == "diverged"

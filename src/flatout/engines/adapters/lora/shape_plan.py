@@ -25,7 +25,7 @@ LAUNCH_BOUND_TOKENS = 16_384  # of a pass, up to which its launches outlast its 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class ShapePlan:
     """What shapes alone decide; a CUDA graph must keep it alive."""
 
     frame: Frame
@@ -35,23 +35,23 @@ class Prepared:
     dropout: Dropout | None = None
 
 
-def prepared_for(
+def plan_for_shapes(
     shapes: Shapes,
     *,
     bank: AdapterBank | None,
     device: torch.device,
     dtype: torch.dtype,
     path: Path | None = None,
-) -> Prepared:
+) -> ShapePlan:
     """Prepare everything for blocks of these shapes; `path` is the kind of products, None chooses."""
     made = frame(shapes, device=device)
     if bank is None:
-        return Prepared(frame=made)
+        return ShapePlan(frame=made)
     for shape in shapes:
         if not 0 <= shape.adapter < len(bank):
             raise BadInput(f"a block names adapter {shape.adapter}", hint=f"the bank holds {len(bank)}")
     if not bank.rank:
-        return Prepared(frame=made, dropout=_dropout(made, bank))
+        return ShapePlan(frame=made, dropout=_dropout(made, bank))
     decision = choose_path(made.ranges, device=device, dtype=dtype, rank=bank.rank)
 
     def products(kind: Path) -> Products:
@@ -71,7 +71,7 @@ def prepared_for(
         and 1 < len(made.ranges) <= DENSE_RANKS // bank.rank
         and made.num_tokens <= LAUNCH_BOUND_TOKENS
     )
-    return Prepared(
+    return ShapePlan(
         frame=made,
         products=products(path or decision.value),
         siblings=products("dense") if saves_launches else None,

@@ -25,7 +25,7 @@ WATCH_THEM = (
 LEAST_S = 1.0
 
 
-class Offspring:
+class OtherTrainers:
     """Knows whether a process that this one forked has trained."""
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Offspring:
         handle = optimizers.register_optimizer_step_post_hook(note)
 
 
-def unwatched_processes(*, ended: bool) -> str | None:
+def describe_other_trainers(*, ended: bool) -> str | None:
     """Say how long processes computed to which a script that took no step itself may have left the work.
 
     `ended`: the script came to its own end, so all of its processes count. While it waits, only those do that

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from flatout.measure.patches import Patches
-from flatout.tuner.outermost import on_first_call
+from flatout.tuner.first_call import on_first_call
 
 
 def test_each_trained_model_is_met_once_and_its_parts_are_not() -> None:

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flatout.engines.steering.workers.crew import SUPERVISED, Ended
+from flatout.engines.steering.workers.worker_processes import SUPERVISED, Ended
 from flatout.ground import OnProgress
 from flatout.ground.errors import BadInput
 from flatout.hardware.ray_cluster import RayCluster
@@ -23,7 +23,7 @@ from flatout.hardware.ray_cluster import RayCluster
 TAIL_LINES = 5
 
 
-class RayCrew:
+class RayWorkers:
     """Workers wherever Ray finds room; leaving the block early cancels them.
 
     `beats` tells what each worker last said to the study: one that has said nothing since it was asked for is
@@ -44,7 +44,7 @@ class RayCrew:
         self._cluster = RayCluster(address, gpus=gpus_each, cpus=1)
         self._waiting: dict[Any, str] = {}  # task -> name of its worker
 
-    def __enter__(self) -> RayCrew:
+    def __enter__(self) -> RayWorkers:
         self._cluster.__enter__()
         self._before = self._beats() if self._beats else {}
         if lack := self._cluster.describe_lack():

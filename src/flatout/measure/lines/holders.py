@@ -25,7 +25,7 @@ from typing import Any
 
 from flatout.measure.evidence import Place
 from flatout.measure.lines.live_objects import alone, live_objects
-from flatout.measure.lines.stores import Store, find_store, stores_of
+from flatout.measure.lines.storing_lines import StoringLine, find_storing_line, storing_lines
 from flatout.measure.user_code import UserCode
 
 MOST_NODES = 300_000
@@ -56,7 +56,7 @@ def find_holder(
     files |= {each.f_code.co_filename for each in frames}
     for file in files:
         if file and user_code.is_user_file(file):
-            stores_of(user_code.absolute(file))
+            storing_lines(user_code.absolute(file))
     search = _Search(
         user_code=user_code, frames=frames, modules=modules, ignored={id(each) for each in ignored}
     )
@@ -64,7 +64,7 @@ def find_holder(
         return search.run(tensor)
 
 
-def held(tensors: Sequence[Any], user_code: UserCode, *, frame: FrameType) -> list[Any]:
+def held_by_python(tensors: Sequence[Any], user_code: UserCode, *, frame: FrameType) -> list[Any]:
     """Return those of `tensors` that a Python object or variable refers to; only a graph holds the others."""
     among = {id(tensor) for tensor in tensors}
     found: set[int] = set()
@@ -147,7 +147,7 @@ class _Search:
     def _from_frame(self, frame: FrameType, name: str, containers: tuple[Any, ...]) -> Holder:
         code = frame.f_code
         lines = None if code.co_name == "<module>" else _span(code)
-        store = find_store(self.user_code.absolute(code.co_filename), name, lines=lines)
+        store = find_storing_line(self.user_code.absolute(code.co_filename), name, lines=lines)
         return self._holder(name, code.co_filename, store, containers)
 
     def _named_by(self, referrer: Any, value: Any, containers: tuple[Any, ...]) -> Holder | None:
@@ -175,7 +175,7 @@ class _Search:
             file = getattr(module, "__file__", None)
             if not file or not self.user_code.is_user_file(file):
                 return None
-            return self._holder(key, file, find_store(self.user_code.absolute(file), key), containers)
+            return self._holder(key, file, find_storing_line(self.user_code.absolute(file), key), containers)
         for owner in gc.get_referrers(namespace):
             if not _is_a(owner, *_CONTAINERS, FrameType) and _namespace(owner) is namespace:
                 return self._from_attribute(owner, key, containers)
@@ -185,7 +185,7 @@ class _Search:
         """Return an attribute; if the class is not the user's, only when nothing better turns up."""
         shown = f"{type(owner).__name__}.{name}"
         for file in self._files_of(type(owner)):
-            store = find_store(self.user_code.absolute(file), name, attribute=True)
+            store = find_storing_line(self.user_code.absolute(file), name, attribute=True)
             if store is not None:
                 shown = f"self.{name}" if store.through_self else shown
                 return self._holder(shown, file, store, containers)
@@ -211,10 +211,12 @@ class _Search:
                 if position is None or not self.user_code.is_user(function.__code__):
                     continue
                 name, file = function.__code__.co_freevars[position], function.__code__.co_filename
-                return self._holder(name, file, find_store(self.user_code.absolute(file), name), containers)
+                return self._holder(
+                    name, file, find_storing_line(self.user_code.absolute(file), name), containers
+                )
         return None
 
-    def _holder(self, name: str, file: str, store: Store | None, containers: tuple[Any, ...]) -> Holder:
+    def _holder(self, name: str, file: str, store: StoringLine | None, containers: tuple[Any, ...]) -> Holder:
         place = None
         if store is not None:
             place = self.user_code.place_at(file, line=store.line, function=store.function)

@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch._C._autograd import _get_sequence_nr
 
-from flatout.measure.lines import retained
-from flatout.measure.lines.retained import (
+from flatout.measure.lines import holders
+from flatout.measure.lines.holders import (
     Holder,
     container_sizes,
     does_not_grow,
     find_holder,
     graph_of,
-    held,
+    held_by_python,
     old_nodes,
     tensors_with_graph,
 )
@@ -160,7 +160,9 @@ def test_a_tensor_that_only_a_graph_has_saved_has_no_holder() -> None:
     outside = sys._getframe().f_back
     assert find_holder(made_by_sine[0], USER_CODE, frame=outside, ignored=[made_by_sine]) is None
     made_by_sine.append(result)
-    assert [each is result for each in held(made_by_sine, USER_CODE, frame=sys._getframe())] == [True]
+    assert [each is result for each in held_by_python(made_by_sine, USER_CODE, frame=sys._getframe())] == [
+        True
+    ]
 
 
 def test_frames_keep_no_copies_of_their_variables() -> None:
@@ -224,7 +226,7 @@ def test_the_walk_over_a_graph_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     x = torch.ones(1, requires_grad=True)
     for _ in range(50):
         x = x.sin()
-    monkeypatch.setattr(retained, "MOST_NODES", 20)
+    monkeypatch.setattr(holders, "MOST_NODES", 20)
     (numbers,) = old_nodes([x], before=_get_sequence_nr())
     assert len(numbers) == 20
 

@@ -8,7 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.measure.run.ranks.unwatched import LEAST_S, UNWATCHED, Offspring, unwatched_processes
+from flatout.measure.run.ranks.other_trainers import (
+    LEAST_S,
+    UNWATCHED,
+    OtherTrainers,
+    describe_other_trainers,
+)
 
 
 def in_child(work: object) -> None:
@@ -22,19 +27,19 @@ def in_child(work: object) -> None:
 
 
 def test_a_forked_process_that_trains_lets_its_parent_know() -> None:
-    offspring = Offspring()
+    others = OtherTrainers()
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
-    in_child(offspring.watch)
+    in_child(others.watch)
     optimizer.step()
-    assert not offspring.trains  # the child has not trained, and the parent's own steps do not count
+    assert not others.trains  # the child has not trained, and the parent's own steps do not count
 
     def train() -> None:
-        offspring.watch()
+        others.watch()
         optimizer.step()
         optimizer.step()
 
     in_child(train)
-    assert offspring.trains
+    assert others.trains
 
 
 def compute(done: Any) -> None:
@@ -51,10 +56,10 @@ def test_what_processes_compute_counts_while_they_live_unless_they_are_workers(d
     child = context.Process(target=compute, args=(there,), daemon=daemon)
     child.start()
     here.recv()
-    said = unwatched_processes(ended=False)
+    said = describe_other_trainers(ended=False)
     here.send(None)
     child.join()
     assert (said is None) == daemon
     assert said is None or said.startswith(UNWATCHED)
-    assert unwatched_processes(ended=False) is None
-    assert unwatched_processes(ended=True) is not None
+    assert describe_other_trainers(ended=False) is None
+    assert describe_other_trainers(ended=True) is not None

@@ -90,7 +90,7 @@ ARMS = {
 TREATMENTS = tuple(kind for kind in ARMS if kind not in ("cached", "workers", "same", "uncompiled"))
 
 
-def readings(evidence: Evidence) -> tuple[ArmReading, ...]:
+def read_arms(evidence: Evidence) -> tuple[ArmReading, ...]:
     """Read every arm that changes the whole step; knocked-out blocks are in the causal map."""
     read = []
     for found in evidence.counterfactuals:
@@ -172,7 +172,7 @@ def _bound_per_sample(evidence: Evidence) -> str:
     return f"bound by work per sample on the host: the GPU is busy for only {show_share(busy)} of the step"
 
 
-def bound(evidence: Evidence) -> str:
+def say_bound(evidence: Evidence) -> str:
     """Say what the step spends its time on, and how near that is to what the device can do."""
     return " ".join(filter(None, (_bound(evidence), at_roofline(evidence))))
 
@@ -269,10 +269,10 @@ def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
 
 def own_work_s(rank: Rank) -> float:
     """Return a rank's own work: the phases in which it meets no others."""
-    return sum(seconds for phase, seconds in rank.phases_s.items() if phase not in meeting(rank))
+    return sum(seconds for phase, seconds in rank.phases_s.items() if phase not in waiting_phases(rank))
 
 
-def meeting(rank: Rank) -> tuple[str, ...]:
+def waiting_phases(rank: Rank) -> tuple[str, ...]:
     """Return the phases that include waits for other ranks."""
     return (*MEETING, *rank.meets_in)
 
@@ -373,7 +373,7 @@ def instruments(evidence: Evidence) -> tuple[str, ...]:
         taken.append("kernels" if evidence.job.device != "cpu" else "operators")
     if evidence.memory:
         taken.append("memory growth")
-    taken.extend(f"the step {reading.label}" for reading in readings(evidence))
+    taken.extend(f"the step {reading.label}" for reading in read_arms(evidence))
     return tuple(taken)
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flatout.measure.lines.stores import find_store, stores_of
+from flatout.measure.lines.storing_lines import find_storing_line, storing_lines
 
 
 def marked(tmp_path: Path, source: str) -> tuple[str, int]:
@@ -41,7 +41,7 @@ def test_the_store_that_grows_wins_over_the_one_that_begins(tmp_path: Path, stor
             kept = []
         """,
     )
-    found = find_store(path, "kept")
+    found = find_storing_line(path, "kept")
     assert found is not None and (found.line, found.function, found.in_loop) == (line, "main", True)
 
 
@@ -56,7 +56,7 @@ def test_numbers_are_passed_over_for_tensors(tmp_path: Path) -> None:
             kept.append(loss)  # HERE
         """,
     )
-    found = find_store(path, "kept")
+    found = find_storing_line(path, "kept")
     assert found is not None and found.line == line
 
 
@@ -70,7 +70,7 @@ def test_a_detached_store_wins_over_the_empty_beginning(tmp_path: Path) -> None:
                 kept.append(loss.detach())  # HERE
         """,
     )
-    found = find_store(path, "kept")
+    found = find_storing_line(path, "kept")
     assert found is not None and found.line == line
 
 
@@ -87,10 +87,10 @@ def test_attributes_and_names_are_told_apart(tmp_path: Path) -> None:
                 self.history.append(loss)  # HERE
         """,
     )
-    found = find_store(path, "history", attribute=True)
+    found = find_storing_line(path, "history", attribute=True)
     assert found is not None and (found.line, found.function) == (line, "Trainer.step")
     assert found.through_self
-    other = find_store(path, "history")
+    other = find_storing_line(path, "history")
     assert other is not None and other.line == line - 1
 
 
@@ -107,22 +107,22 @@ def test_lines_bound_the_search(tmp_path: Path) -> None:
                 kept.append(loss)  # HERE
         """,
     )
-    found = find_store(path, "kept", lines=(line - 2, line))
+    found = find_storing_line(path, "kept", lines=(line - 2, line))
     assert found is not None and found.line == line
 
 
 def test_what_cannot_be_read_or_parsed_has_no_stores(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("def (")
-    assert stores_of(str(broken)) == stores_of(str(tmp_path / "absent.py")) == ()
-    assert find_store(str(broken), "kept") is None
+    assert storing_lines(str(broken)) == storing_lines(str(tmp_path / "absent.py")) == ()
+    assert find_storing_line(str(broken), "kept") is None
 
 
 def test_a_second_search_through_a_large_code_base_parses_nothing_again(tmp_path: Path) -> None:
     paths = [str(tmp_path / f"module{number}.py") for number in range(600)]
     for path in paths:
-        stores_of(path)
-    before = stores_of.cache_info().misses
+        storing_lines(path)
+    before = storing_lines.cache_info().misses
     for path in paths:
-        stores_of(path)
-    assert stores_of.cache_info().misses == before
+        storing_lines(path)
+    assert storing_lines.cache_info().misses == before

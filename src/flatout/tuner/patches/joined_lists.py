@@ -34,7 +34,7 @@ JOINS = {"torch.stack": "stack", "torch.cat": "cat", "torch.concat": "cat"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Collected:
+class JoinedList:
     """One list and its join."""
 
     clauses: str  # "for a in b for c in a"
@@ -47,10 +47,10 @@ class Collected:
     lines: tuple[int, int]
 
 
-def rewrite_collected(
+def rewrite_joined_lists(
     source: Source,
     lines: Sequence[int],
-    one: Callable[[Source, Collected], cst.BaseExpression],
+    one: Callable[[Source, JoinedList], cst.BaseExpression],
     *,
     kinds: dict[str, str],
     otherwise: str,
@@ -58,7 +58,7 @@ def rewrite_collected(
     """Replace each list by what `one` makes of it; `otherwise` is the reason if there is no list."""
     changes: dict[cst.CSTNode, Replacement] = {}
     reason = otherwise
-    for found in find_collected(source, lines, kinds):
+    for found in find_joined_lists(source, lines, kinds):
         if isinstance(found, str):
             reason = found
             continue
@@ -73,7 +73,9 @@ def rewrite_collected(
     return source.replaced(changes)
 
 
-def find_collected(source: Source, lines: Sequence[int], kinds: dict[str, str]) -> Iterator[Collected | str]:
+def find_joined_lists(
+    source: Source, lines: Sequence[int], kinds: dict[str, str]
+) -> Iterator[JoinedList | str]:
     """Yield every such list that touches the lines (no lines: anywhere), or the reason to skip one."""
     for call in [each for each in walk(source.module) if isinstance(each, cst.Call)]:
         joined = JOINS.get(call_of(call) or "")
@@ -96,10 +98,10 @@ def find_collected(source: Source, lines: Sequence[int], kinds: dict[str, str]) 
 
 def _of_call(
     source: Source, call: cst.Call, joined: str, values: cst.BaseExpression, kinds: dict[str, str]
-) -> Collected | None:
+) -> JoinedList | None:
     if isinstance(values, (cst.ListComp, cst.GeneratorExp)):
         clauses, names = _clauses(source, values.for_in)
-        return Collected(
+        return JoinedList(
             clauses=clauses,
             names=frozenset(names),
             changed=frozenset(names),
@@ -125,7 +127,7 @@ def _clauses(source: Source, clause: cst.CompFor) -> tuple[str, set[str]]:
 
 def _of_loop(
     source: Source, call: cst.Call, joined: str, name: str, kinds: dict[str, str]
-) -> Collected | None:
+) -> JoinedList | None:
     statement = source.statement(call)
     block = source.block(statement)
     before = block[: block.index(statement)]
@@ -146,7 +148,7 @@ def _of_loop(
     for each in reads(scope):
         if each.value in bound and each not in inside and not binds_itself(source, each, scope):
             raise Refused(f"{each.value} is read again in line {source.line(each)}")
-    return Collected(
+    return JoinedList(
         clauses=clauses,
         names=frozenset(names),
         changed=frozenset(bound),
@@ -179,24 +181,24 @@ def _of_body(
         made = assigned(statement)
         if made is None or made[0] in known or made[0] in names or impure_part(made[1], kinds) is not None:
             raise Refused(f"line {source.line(statement)} does more than fill the list")
-        known[made[0]] = inlined(made[1], known)
+        known[made[0]] = inline_names(made[1], known)
     last = appended(block[-1])
     if last is None or last[0] != name:
         raise Refused(f"line {source.line(block[-1])} does more than fill the list")
-    return text, names, inlined(last[1], known)
+    return text, names, inline_names(last[1], known)
 
 
-def inlined(value: cst.BaseExpression, known: dict[str, cst.BaseExpression]) -> cst.BaseExpression:
+def inline_names(value: cst.BaseExpression, known: dict[str, cst.BaseExpression]) -> cst.BaseExpression:
     """Return the value with known names replaced by their values."""
     if isinstance(value, cst.Name):
         return known.get(value.value, value)
     new: cst.BaseExpression = substitute(
-        value, {each: bracketed(known[each.value]) for each in reads(value) if each.value in known}
+        value, {each: parenthesise(known[each.value]) for each in reads(value) if each.value in known}
     )
     return new
 
 
-def bracketed(value: cst.BaseExpression) -> cst.BaseExpression:
+def parenthesise(value: cst.BaseExpression) -> cst.BaseExpression:
     """Parenthesise a value if an operator beside it could split it."""
     operators = (cst.BinaryOperation, cst.Comparison, cst.UnaryOperation, cst.IfExp, cst.BooleanOperation)
     if isinstance(value, operators) and not value.lpar:

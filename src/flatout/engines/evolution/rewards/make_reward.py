@@ -141,10 +141,10 @@ class WeightedRewards:
         return sums
 
 
-def as_reward(given: object) -> Reward:
+def make_reward(given: object) -> Reward:
     """Make a reward from a name, a function, several of them, or a table of weights."""
     if isinstance(given, str):
-        return reward_named(given)
+        return reward_by_name(given)
     if isinstance(given, Mapping):
         return _weighted(list(given.items()))
     if isinstance(given, (list, tuple)):
@@ -154,7 +154,7 @@ def as_reward(given: object) -> Reward:
     return _by_parameters(given)
 
 
-def reward_named(name: str) -> Reward:
+def reward_by_name(name: str) -> Reward:
     """Return the reward of a name: exact, numeric, bleu, format:PATTERN or package.module:function."""
     if name in ("exact", "numeric"):
         return ExactMatch() if name == "exact" else NumericAnswer()
@@ -186,7 +186,7 @@ def _weighted(parts: Sequence[tuple[object, object]]) -> WeightedRewards:
             raise BadInput(
                 f"the weight of {given!r} is {weight!r}, not a number", hint="reward: {exact: 1.0}"
             )
-    return WeightedRewards(tuple((as_reward(given), float(weight)) for given, weight in parts))  # type: ignore[arg-type]
+    return WeightedRewards(tuple((make_reward(given), float(weight)) for given, weight in parts))  # type: ignore[arg-type]
 
 
 def _by_parameters(function: Callable[..., Any]) -> Reward:

@@ -47,7 +47,7 @@ class Look(NamedTuple):
     late_s: float = 0.0  # delay after it was due: another line held the interpreter's lock
 
 
-class Lookout:
+class StackWatch:
     """Samples the training thread from `start` to `stop`."""
 
     def __init__(
@@ -60,7 +60,7 @@ class Lookout:
         self._doing: dict[int, tuple[Library | None, CodeType]] = {}  # by id, as in UserCode
         self._uneven = random.Random(0)  # even intervals would beat with the steps
         self._before_s = self.started_at_s
-        self._thread = OwnThread(self._look_around, name="flatout-lookout")
+        self._thread = OwnThread(self._look_around, name="flatout-stack-watch")
 
     def start(self) -> None:
         self.started_at_s = self._before_s = now()

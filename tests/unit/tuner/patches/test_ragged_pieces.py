@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flatout.tuner.patches.pieces import RaggedPiece
+from flatout.tuner.patches.ragged_pieces import RaggedPiece
 
 
 def test_a_piece_names_the_samples_and_rows_it_has() -> None:

@@ -11,22 +11,22 @@ import pytest
 from hypothesis import given
 
 from flatout.doctor.finding import Ceiling
-from flatout.doctor.readings import (
+from flatout.doctor.rule import all_rules
+from flatout.doctor.sentences import (
     ARMS,
-    bound,
     ended_early,
     instruments,
     phase_means,
     phase_shares,
     proof_words,
-    readings,
+    read_arms,
+    say_bound,
     show_ceiling,
     straggler,
     straggler_words,
     too_little,
     unexplained,
 )
-from flatout.doctor.rule import all_rules
 from flatout.measure import PHASES
 from flatout.measure.evidence import Counterfactual, Evidence, Host, Roofline, StackPath, Stacks, Step
 from flatout.measure.evidence_file import load_evidence
@@ -68,13 +68,13 @@ def test_a_loader_that_the_step_hardly_waits_for_is_not_said_to_cost_so_much() -
     assert "share the cores" in words
     alone = replace(loading_bound(cores=2.0, num_workers=0), steps=waiting(0.005))
     assert "caches" in (unexplained(alone) or "")
-    assert not bound(alone).startswith("The loader limits")
+    assert not say_bound(alone).startswith("The loader limits")
 
 
 def test_workers_are_not_said_to_gain_more_than_the_step_waits() -> None:
     workers = replace(builders.counterfactuals()[0], kind="workers", label="workers 2", value=2.0)
     made = replace(workers, speedup=1.5, speedup_low=1.3, speedup_high=1.9)
-    (reading,) = readings(replace(loading_bound(cores=2.0), counterfactuals=(made,), steps=waiting(0.04)))
+    (reading,) = read_arms(replace(loading_bound(cores=2.0), counterfactuals=(made,), steps=waiting(0.04)))
     assert "costs at most 4 % of the step" in reading.words
 
 
@@ -113,7 +113,7 @@ def words(found: Counterfactual, *, busy_share: float | None = None, device: str
     evidence = builders.evidence(
         counterfactuals=(found,), kernels=kernels, job=builders.job(device=device), steps=waiting(0.5)
     )
-    (reading,) = readings(evidence)
+    (reading,) = read_arms(evidence)
     return reading.words
 
 
@@ -163,14 +163,14 @@ def test_half_a_batch(found: Counterfactual, busy_share: float | None, device: s
 
 
 def test_a_reading_is_a_fraction_with_its_interval_in_order() -> None:
-    for reading in readings(builders.evidence()):
+    for reading in read_arms(builders.evidence()):
         assert reading.fraction_low < reading.fraction < reading.fraction_high
-    assert [reading.label for reading in readings(builders.evidence())] == [
+    assert [reading.label for reading in read_arms(builders.evidence())] == [
         "on cached batches",
         "on half the batch",
     ]
-    assert readings(builders.evidence(counterfactuals=())) == ()
-    assert readings(builders.evidence(counterfactuals=(cached(1.0, 0.0, 2.0),))) == ()
+    assert read_arms(builders.evidence(counterfactuals=())) == ()
+    assert read_arms(builders.evidence(counterfactuals=(cached(1.0, 0.0, 2.0),))) == ()
 
 
 def busy(share: float | None) -> Evidence:
@@ -207,17 +207,17 @@ def spread_out() -> Evidence:
     ],
 )
 def test_one_sentence_says_what_bounds_the_step(evidence: Evidence, expected: str) -> None:
-    assert bound(evidence) == expected
+    assert say_bound(evidence) == expected
 
 
 def test_workers_that_compute_bound_the_step_by_the_cores_they_take() -> None:
     loader = dataclasses.replace(builders.evidence().loaders[0], num_workers=2, cpu_s=100.0, trains=True)
     job = builders.evidence(counterfactuals=(cached(2.0, 1.9, 2.1),), steps=waiting(0.1), loaders=(loader,))
-    assert bound(job) == "The loader limits the step: 8.62 s as it is, 4.31 s on cached batches."
+    assert say_bound(job) == "The loader limits the step: 8.62 s as it is, 4.31 s on cached batches."
 
 
 def test_a_loader_inside_the_noise_is_not_what_bounds_the_step() -> None:
-    assert not bound(builders.evidence(counterfactuals=(cached(2.0, 0.9, 3.0),))).startswith("The loader")
+    assert not say_bound(builders.evidence(counterfactuals=(cached(2.0, 0.9, 3.0),))).startswith("The loader")
 
 
 def test_phases_are_means_of_the_kept_real_steps() -> None:
@@ -320,7 +320,7 @@ def test_every_kind_of_arm_says_what_was_changed_and_what_that_costs(kind: str, 
             value=4.0,
             place=builders.SYNC_LINE,
         )
-        (reading,) = readings(builders.evidence(counterfactuals=(made,), steps=waiting(0.8)))
+        (reading,) = read_arms(builders.evidence(counterfactuals=(made,), steps=waiting(0.8)))
         assert reading.label == label
         return reading.words
 
@@ -331,12 +331,12 @@ def test_every_kind_of_arm_says_what_was_changed_and_what_that_costs(kind: str, 
 
 def test_blocks_that_were_knocked_out_are_left_to_the_map() -> None:
     made = replace(builders.counterfactuals()[0], kind="knock-out", place=builders.SYNC_LINE)
-    assert readings(builders.evidence(counterfactuals=(made,))) == ()
+    assert read_arms(builders.evidence(counterfactuals=(made,))) == ()
 
 
 def test_no_more_than_the_whole_step_grows_with_the_batch() -> None:
     half = replace(builders.counterfactuals()[1], speedup=2.06, speedup_low=1.5, speedup_high=2.8)
-    (reading,) = readings(builders.evidence(counterfactuals=(half,)))
+    (reading,) = read_arms(builders.evidence(counterfactuals=(half,)))
     assert "grows with the batch" not in reading.words and "work per sample" in reading.words
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import libcst as cst
 import pytest
 
-from flatout.tuner.patches.padded import find_consumer
+from flatout.tuner.patches.padded_lists import find_consumer
 from flatout.tuner.patches.source import Source
 
 PADDING = """

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import libcst as cst
 
-from flatout.tuner.patches.collected import inlined
+from flatout.tuner.patches.joined_lists import inline_names
 from flatout.tuner.patches.nodes import appended, assigned, base_name, call_of, dotted, method_of, names, walk
 from flatout.tuner.patches.purity import has_one_row, impure_part
 from flatout.tuner.patches.source import Refused, Source, expression, substitute
@@ -68,7 +68,7 @@ class Body:
 
 def piece_of(body: Body, value: cst.BaseExpression, where: tuple[str, ...]) -> RaggedPiece:
     """Read one appended value: the same for all samples, or a row of each."""
-    value = inlined(value, body.temporaries)
+    value = inline_names(value, body.temporaries)
     _check_pure(body, value)
     found = _sample_rows(body, value)
     if not found:
@@ -98,17 +98,17 @@ def rows_piece(body: Body, loop: cst.For, where: tuple[str, ...]) -> RaggedPiece
         last = appended(statement)
         made = assigned(statement)
         if made is not None and impure_part(made[1], body.kinds) is None:
-            own[made[0]] = inlined(made[1], {**body.temporaries, **own})
+            own[made[0]] = inline_names(made[1], {**body.temporaries, **own})
         elif last is None or last[0] != body.sequence or statement is not loop.body.body[-1]:
             raise Refused(f"the loop over rows does more than append: {short(source, statement)}")
     if last is None:
         raise Refused("the loop over rows appends nothing")
-    value = inlined(last[1], {**body.temporaries, **own})
+    value = inline_names(last[1], {**body.temporaries, **own})
     _check_pure(body, value)
     bounds = loop.iter
     if call_of(bounds) != "range" or not isinstance(bounds, cst.Call) or not 1 <= len(bounds.args) <= 2:
         raise Refused("the loop over rows does not count them with range")
-    limits = [inlined(each.value, body.temporaries) for each in bounds.args]
+    limits = [inline_names(each.value, body.temporaries) for each in bounds.args]
     for limit in limits:
         check_host(body, limit)
     found = _sample_rows(body, value, row=row)

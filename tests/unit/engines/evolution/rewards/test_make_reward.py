@@ -11,14 +11,6 @@ from typing import Any
 import pytest
 
 from flatout.engines.evolution.rewards.bleu import Bleu
-from flatout.engines.evolution.rewards.given import (
-    BatchReward,
-    NamedReward,
-    WeightedRewards,
-    as_reward,
-    name_of,
-    reward_named,
-)
 from flatout.engines.evolution.rewards.kinds import (
     ExactMatch,
     FormatMatch,
@@ -26,6 +18,14 @@ from flatout.engines.evolution.rewards.kinds import (
     Reward,
     RewardOfRows,
     is_cheap,
+)
+from flatout.engines.evolution.rewards.make_reward import (
+    BatchReward,
+    NamedReward,
+    WeightedRewards,
+    make_reward,
+    name_of,
+    reward_by_name,
 )
 from flatout.engines.evolution.rewards.pool import RewardPool
 from flatout.engines.evolution.rewards.worker import Failure, _scored_together
@@ -47,7 +47,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_function_is_named_by_module_and_name(module: str) -> None:
-    reward = reward_named(f"{module}:length")
+    reward = reward_by_name(f"{module}:length")
     assert reward == NamedReward(f"{module}:length")
     assert reward("abc", {"most": "6"}) == 0.5
 
@@ -67,16 +67,16 @@ def test_a_function_is_named_by_module_and_name(module: str) -> None:
 )
 def test_names_that_stand_for_nothing(module: str, name: str, message: str) -> None:
     with pytest.raises(BadInput, match=message) as caught:
-        reward_named(name)
+        reward_by_name(name)
     assert "\n" not in str(caught.value)
 
 
 def test_known_names() -> None:
-    assert reward_named("exact") == ExactMatch()
-    assert reward_named("numeric") == NumericAnswer()
-    assert reward_named("format:a|b") == FormatMatch(pattern="a|b")
-    assert reward_named("format:a:b") == FormatMatch(pattern="a:b")
-    assert reward_named("bleu") == Bleu()
+    assert reward_by_name("exact") == ExactMatch()
+    assert reward_by_name("numeric") == NumericAnswer()
+    assert reward_by_name("format:a|b") == FormatMatch(pattern="a|b")
+    assert reward_by_name("format:a:b") == FormatMatch(pattern="a:b")
+    assert reward_by_name("bleu") == Bleu()
 
 
 def test_rewards_travel_by_value(module: str) -> None:
@@ -117,25 +117,25 @@ FACTS = {"prompt": "2+2=", "target": 4, "level": [1]}
 
 
 def test_a_function_of_many_rows_is_called_as_trl_does() -> None:
-    reward = as_reward(near)
+    reward = make_reward(near)
     assert isinstance(reward, BatchReward) and isinstance(reward, RewardOfRows)
     assert reward.score_rows([("7", FACTS), ("", FACTS), ("4", FACTS)]) == [-3, None, 0]
-    assert as_reward(brief)("ab", FACTS) == pytest.approx(1 / 3)  # it names no column and gets none
-    assert as_reward(by_row) is by_row and by_row("4", FACTS) == 1.0
+    assert make_reward(brief)("ab", FACTS) == pytest.approx(1 / 3)  # it names no column and gets none
+    assert make_reward(by_row) is by_row and by_row("4", FACTS) == 1.0
     with pytest.raises(BadInput, match=r"takes 'target', and a row has no such column .*completions, level"):
-        as_reward(near).check_answer({"prompt": "x", "level": 1})  # type: ignore[attr-defined]
+        make_reward(near).check_answer({"prompt": "x", "level": 1})  # type: ignore[attr-defined]
     with pytest.raises(ValueError, match="one_short returned 1 rewards for 2 completions"):
-        as_reward(one_short).score_rows([("a", {}), ("b", {})])  # type: ignore[attr-defined]
+        make_reward(one_short).score_rows([("a", {}), ("b", {})])  # type: ignore[attr-defined]
 
 
 def test_several_rewards_are_summed_by_their_weights() -> None:
-    both = as_reward({"exact": 2.0, "numeric": 0.5})
+    both = make_reward({"exact": 2.0, "numeric": 0.5})
     assert is_cheap(both)
     assert both("4", {"answer": "4"}) == 2.5 and both("4.0", {"answer": "4"}) == 0.5
-    mixed = WeightedRewards(((as_reward(near), 1.0), (as_reward(brief), 3.0)))
+    mixed = WeightedRewards(((make_reward(near), 1.0), (make_reward(brief), 3.0)))
     assert mixed.score_rows([("4", FACTS), ("", FACTS)]) == [1.5, 3.0]  # the first is not for an empty text
-    assert WeightedRewards(((as_reward(near), 1.0),)).score_rows([("", FACTS)]) == [None]
-    assert not is_cheap(mixed) and not is_cheap(as_reward([near, "exact"]))
+    assert WeightedRewards(((make_reward(near), 1.0),)).score_rows([("", FACTS)]) == [None]
+    assert not is_cheap(mixed) and not is_cheap(make_reward([near, "exact"]))
 
 
 @pytest.mark.parametrize(
@@ -149,12 +149,12 @@ def test_several_rewards_are_summed_by_their_weights() -> None:
 )
 def test_what_is_no_reward_is_said(given: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        as_reward(given)
+        make_reward(given)
 
 
 def test_a_row_that_is_for_no_reward_has_none_and_one_that_is_not_finite_fails_alone() -> None:
-    assert _scored_together(as_reward(near), [("7", FACTS), ("", FACTS)]) == [-3, None]
-    found = _scored_together(as_reward(not_finite), [("7", FACTS), ("", FACTS)])
+    assert _scored_together(make_reward(near), [("7", FACTS), ("", FACTS)]) == [-3, None]
+    found = _scored_together(make_reward(not_finite), [("7", FACTS), ("", FACTS)])
     assert found is not None and found[0] == 7
     assert isinstance(found[1], Failure) and "not finite" in found[1].message
 
@@ -182,7 +182,7 @@ def returns_one_number(completions: list[str], **_: Any) -> float:
 def test_many_rows_without_a_reward_for_each_all_fail_and_name_the_function(
     function: Any, message: str
 ) -> None:
-    found = _scored_together(as_reward(function), [("7", {}), ("8", {})])
+    found = _scored_together(make_reward(function), [("7", {}), ("8", {})])
     assert found is not None and len(found) == 2
     place = f"{__file__}:{function.__code__.co_firstlineno}"
     for row in found:
@@ -196,10 +196,10 @@ def test_what_a_function_of_the_users_raises_is_told_with_its_line(tmp_path: Pat
     )
     sys.path.insert(0, str(tmp_path))
     try:
-        with RewardPool(as_reward("odd_batches:odd"), workers=1, timeout_s=20) as pool:
+        with RewardPool(make_reward("odd_batches:odd"), workers=1, timeout_s=20) as pool:
             scores = pool.score([("2", FACTS), ("0", FACTS), ("4", FACTS)])
     finally:
         sys.path.remove(str(tmp_path))
     assert scores.values == (0.5, None, 0.25)
     assert "ZeroDivisionError" in str(scores.failures[0]) and "odd_batches.py:2" in str(scores.failures[0])
-    assert name_of(as_reward(near).function) == f"{__name__}:near"  # type: ignore[attr-defined]
+    assert name_of(make_reward(near).function) == f"{__name__}:near"  # type: ignore[attr-defined]

@@ -23,7 +23,7 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Store:
+class StoringLine:
     """One statement that stores into a name or attribute."""
 
     name: str
@@ -40,13 +40,13 @@ class Store:
         return (self.grows, not self.detached, self.in_loop or self.function is not None)
 
 
-def find_store(
+def find_storing_line(
     path: str, name: str, *, attribute: bool = False, lines: tuple[int, int] | None = None
-) -> Store | None:
+) -> StoringLine | None:
     """Return the likeliest store into `name` in the file at `path`, within `lines` if they are given."""
     stores = [
         store
-        for store in stores_of(path)
+        for store in storing_lines(path)
         if store.name == name
         and store.attribute == attribute
         and (lines is None or lines[0] <= store.line <= lines[1])
@@ -55,7 +55,7 @@ def find_store(
 
 
 @functools.cache  # unlimited: every search reads all files of the user's modules, in one order
-def stores_of(path: str) -> tuple[Store, ...]:
+def storing_lines(path: str) -> tuple[StoringLine, ...]:
     """Return every store of a source file; none when it cannot be read or parsed."""
     try:
         tree = ast.parse(Path(path).read_bytes())
@@ -64,14 +64,14 @@ def stores_of(path: str) -> tuple[Store, ...]:
     return tuple(_stores(tree, function=(), in_loop=False))
 
 
-def _stores(node: ast.AST, *, function: tuple[str, ...], in_loop: bool) -> Iterator[Store]:
+def _stores(node: ast.AST, *, function: tuple[str, ...], in_loop: bool) -> Iterator[StoringLine]:
     for target, value, grows, line in _targets(node):
         named = _named(target)
         if named is None:
             continue
         name, attribute, through_self, subscripted = named
         feeds_back = value is not None and _mentions(value, name, attribute=attribute)
-        yield Store(
+        yield StoringLine(
             name=name,
             attribute=attribute,
             through_self=through_self,

@@ -70,7 +70,7 @@ def plan_workers(placement: Placement, *, cores: int) -> list[WorkerPlan]:
     return plans
 
 
-class Crew:
+class WorkerProcesses:
     """Workers beside the one that runs in this process; leaving the block early interrupts them."""
 
     def __init__(
@@ -79,7 +79,7 @@ class Crew:
         self._command, self._plans, self._on_progress = command, plans, on_progress
         self._running: list[_WorkerProcess] = []
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerProcesses:
         try:
             for plan in self._plans:
                 self._running.append(_WorkerProcess(self._command, plan, on_progress=self._on_progress))

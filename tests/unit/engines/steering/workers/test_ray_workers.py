@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from flatout.engines.steering.workers.ray_crew import RayCrew, run_command
+from flatout.engines.steering.workers.ray_workers import RayWorkers, run_command
 from tests.support.fake_ray import FakeRay
 
 
@@ -14,8 +14,8 @@ def test_workers_are_named_and_what_failed_is_told(monkeypatch: pytest.MonkeyPat
     ray = FakeRay([(2, 0)]).install(monkeypatch)
     said: list[str] = []
     command = [sys.executable, "-c", "import sys; print(sys.argv[1:]); sys.exit('no luck')"]
-    with RayCrew(command, workers=1, gpus_each=0, on_progress=said.append) as crew:
-        assert [(one.name, one.code) for one in crew.wait()] == [("ray-0", 1)]
+    with RayWorkers(command, workers=1, gpus_each=0, on_progress=said.append) as workers:
+        assert [(one.name, one.code) for one in workers.wait()] == [("ray-0", 1)]
     assert len(said) == 1 and "worker ray-0 on " in said[0] and said[0].endswith("exit code 1: no luck")
     assert ray.started[0].options["num_cpus"] == 1
     assert ray.started[0].arguments[2][0][-4:] == ["--device", "cpu", "--worker", "ray-0"]
@@ -25,10 +25,10 @@ def test_who_said_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> 
     ray = FakeRay([(2, 0)]).install(monkeypatch)
     said: list[str] = []
     beats: dict[str, object] = {"0": 3, "ray-1": "ended", "ray-2": 7}  # of an earlier search
-    crew = RayCrew(["true"], workers=4, gpus_each=1, beats=lambda: dict(beats), on_progress=said.append)
-    with crew:
+    workers = RayWorkers(["true"], workers=4, gpus_each=1, beats=lambda: dict(beats), on_progress=said.append)
+    with workers:
         beats |= {"ray-0": 1, "ray-2": 8}
-        ended = crew.wait()
+        ended = workers.wait()
     assert said[0].startswith("a task takes 1 GPUs and 1 CPUs") and "waiting for one to join" in said[0]
     assert said[1:3] == ["worker ray-1 was not needed", "worker ray-3 was not needed"]
     assert [task.is_cancelled for task in ray.started] == [False, True, False, True]

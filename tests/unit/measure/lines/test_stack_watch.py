@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from flatout.measure.clock import EXCLUDED, FORWARD, Clock
-from flatout.measure.lines import lookout as lookouts
-from flatout.measure.lines.lookout import Look, Lookout, what_it_does
+from flatout.measure.lines import stack_watch
+from flatout.measure.lines.stack_watch import Look, StackWatch, what_it_does
 from flatout.measure.user_code import UserCode
 
 HERE = Path(__file__)
@@ -24,9 +24,9 @@ def spend(seconds: float) -> None:
         sum(range(50))
 
 
-def spending(lookout: Lookout) -> list[Look]:
+def spending(watch: StackWatch) -> list[Look]:
     """Those looks that found this thread in `spend`."""
-    return [look for look in lookout.looks if look.places and look.places[-1].function == "spend"]
+    return [look for look in watch.looks if look.places and look.places[-1].function == "spend"]
 
 
 def evaluate(clock: Clock) -> None:
@@ -40,13 +40,13 @@ def evaluate(clock: Clock) -> None:
 
 def test_looks_name_the_lines_from_the_outermost_to_the_innermost() -> None:
     clock = Clock()
-    lookout = Lookout(clock, UserCode(str(HERE.parent)))
+    watch = StackWatch(clock, UserCode(str(HERE.parent)))
     start = time.perf_counter()
-    lookout.start()
-    while not (looks := spending(lookout)):  # on a busy machine the first may come late
+    watch.start()
+    while not (looks := spending(watch)):  # on a busy machine the first may come late
         evaluate(clock)
     spent_s = time.perf_counter() - start
-    lookout.stop()
+    watch.stop()
     assert all(look.in_model for look in looks)  # never in what is excluded
     assert [place.function for place in looks[-1].places][-2:] == ["evaluate", "spend"]
     assert 0 < sum(look.weight_s for look in looks) <= spent_s
@@ -60,14 +60,14 @@ class Order(torch.utils.data.Sampler[int]):
 
 
 def test_lines_that_a_loader_calls_are_told_from_those_that_call_it() -> None:
-    lookout = Lookout(Clock(), UserCode(str(HERE.parent)))
-    lookout.start()
+    watch = StackWatch(Clock(), UserCode(str(HERE.parent)))
+    watch.start()
     for _attempt in range(20):  # until the order was looked at, also on a busy machine
         for _ in torch.utils.data.DataLoader([1], sampler=Order()):
             pass
-        if looks := spending(lookout):
+        if looks := spending(watch):
             break
-    lookout.stop()
+    watch.stop()
     look = looks[-1]
     assert look.library == "loading" and look.in_loader is not None
     outside, inside = look.places[: look.in_loader], look.places[look.in_loader :]
@@ -76,24 +76,24 @@ def test_lines_that_a_loader_calls_are_told_from_those_that_call_it() -> None:
 
 
 def test_a_long_run_keeps_half_of_its_looks_with_twice_the_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookouts, "MOST_LOOKS", 4)
-    lookout = Lookout(Clock(), UserCode(str(HERE.parent)))
-    lookout.looks = [Look(float(at), 1.0, (), None, None, False) for at in range(4)]
-    lookout._thin_out()
-    assert [(look.time_s, look.weight_s) for look in lookout.looks] == [(0.0, 2.0), (2.0, 2.0)]
-    assert lookout._interval_s == 2 * lookouts.INTERVAL_S
+    monkeypatch.setattr(stack_watch, "MOST_LOOKS", 4)
+    watch = StackWatch(Clock(), UserCode(str(HERE.parent)))
+    watch.looks = [Look(float(at), 1.0, (), None, None, False) for at in range(4)]
+    watch._thin_out()
+    assert [(look.time_s, look.weight_s) for look in watch.looks] == [(0.0, 2.0), (2.0, 2.0)]
+    assert watch._interval_s == 2 * stack_watch.INTERVAL_S
 
 
 def test_a_forked_process_that_stops_the_looks_waits_for_no_lock() -> None:
     """The thread that looks may hold one at the fork, and it does not live on in the other process."""
-    lookout = Lookout(Clock(), UserCode(str(HERE.parent)))
-    locks = [each._cond for each in vars(lookout).values() if isinstance(each, threading.Event)]  # type: ignore[attr-defined]
+    watch = StackWatch(Clock(), UserCode(str(HERE.parent)))
+    locks = [each._cond for each in vars(watch).values() if isinstance(each, threading.Event)]  # type: ignore[attr-defined]
     for lock in locks:
         lock.acquire()
     child = os.fork()
     if child == 0:
         signal.alarm(20)  # ends one that waits
-        lookout.stop()
+        watch.stop()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
 

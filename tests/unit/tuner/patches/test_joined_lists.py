@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.tuner.patches.collected import Collected, bracketed, find_collected, index_parts
+from flatout.tuner.patches.joined_lists import JoinedList, find_joined_lists, index_parts, parenthesise
 from flatout.tuner.patches.source import Source, expression
 
 TEXT = """
@@ -18,17 +18,17 @@ def f(a, b):
 """
 
 
-def only(text: str, *lines: int) -> Collected | str:
-    (found,) = find_collected(Source(text), lines, {})
+def only(text: str, *lines: int) -> JoinedList | str:
+    (found,) = find_joined_lists(Source(text), lines, {})
     return found
 
 
 def test_clauses_and_element_are_those_of_the_loops() -> None:
     found = only(TEXT)
-    assert isinstance(found, Collected)
+    assert isinstance(found, JoinedList)
     assert found.clauses == "for x in a for y in x" and found.names == {"x", "y"} and len(found.removed) == 2
     assert Source("").code(found.element) == "b[(y + 1) * 2]" and found.joined == "stack"
-    assert list(find_collected(Source(TEXT), (2,), {})) == [] and only(TEXT, 6) != []
+    assert list(find_joined_lists(Source(TEXT), (2,), {})) == [] and only(TEXT, 6) != []
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_indices_are_read_from_any_kind_of_brackets() -> None:
     found = index_parts(expression("self.x[i][j, 0]"))
     assert found is not None and found[0] == "self.x" and len(found[1]) == 3
     assert index_parts(expression("x[i:j]")) is None and index_parts(expression("f(x)[i]")) is None
-    assert Source("").code(bracketed(expression("a + b"))) == "(a + b)"
+    assert Source("").code(parenthesise(expression("a + b"))) == "(a + b)"

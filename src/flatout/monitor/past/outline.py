@@ -38,7 +38,7 @@ class Stretch:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded(SeenRun):
+class RunOutline(SeenRun):
     """A run as its log records it."""
 
     points: tuple[Sample, ...]  # in order of time; at least one
@@ -58,7 +58,7 @@ class Recorded(SeenRun):
         return self.end_s - self.start_s
 
 
-def read_recorded(folder: Path) -> Recorded:
+def read_outline(folder: Path) -> RunOutline:
     """Read the run in a folder; raise BadInput if there is none, or if it has no samples."""
     run = read_run(folder)
     start_s, end_s = _ends(folder)
@@ -74,7 +74,7 @@ def read_recorded(folder: Path) -> Recorded:
         )
         points += [merge(group) for group in _groups(samples, start_s, point_s)]
         notes += [(sample.time_s, note) for sample in samples for note in sample.notes]
-    return Recorded(
+    return RunOutline(
         folder=folder,
         run=run,
         state=state_of(run),
