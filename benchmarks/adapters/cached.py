@@ -12,7 +12,7 @@ from models import NAMES, shell
 from torch import Tensor, nn
 
 from flatout.engines.adapters.lora.blocks import TokenBlock
-from flatout.engines.adapters.lora.encoder import PackedEncoder, pooled
+from flatout.engines.adapters.lora.encoder import PackedEncoder, pool_rows
 
 
 def phase_two(model: Any, *, rows: int, length: int, epochs: int, device: str) -> dict[str, float]:
@@ -27,7 +27,7 @@ def phase_two(model: Any, *, rows: int, length: int, epochs: int, device: str) -
     @torch.no_grad()
     def features(chosen: slice) -> Tensor:
         block = TokenBlock(adapter=0, ids=ids[chosen], lengths=lengths[chosen])
-        return pooled(encoder((block,))[0], block.lengths).float()
+        return pool_rows(encoder((block,))[0], block.lengths).float()
 
     def epochs_s(cache: bool) -> float:
         width = encoder.width

@@ -98,7 +98,7 @@ from torch import nn
 from flatout.memory.predict.allocator import simulate
 from flatout.memory.predict.forecast import estimate_job
 from flatout.memory.jobs.job import Job, Recipe
-from flatout.memory.predict.replay import sized
+from flatout.memory.predict.replay import with_own_sizes
 from flatout.memory.trace.tracer import trace_job
 
 job = Job(
@@ -111,7 +111,7 @@ job = Job(
 estimated = estimate_job(job, Recipe(), device="H200").peak_allocated_bytes
 torch.zeros(1, device="cuda")
 trace = trace_job(job, Recipe(), device="cuda")
-print(simulate(trace.events, sized(trace).num_bytes).peak_allocated_bytes, estimated)
+print(simulate(trace.events, with_own_sizes(trace).num_bytes).peak_allocated_bytes, estimated)
 """
 
 

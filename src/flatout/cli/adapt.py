@@ -98,7 +98,7 @@ def train(
     with launched_line() as (first, on_line, on_progress):
         outcome = api.adapt(
             config or {},
-            changes=flags.given(ctx, apart=["phase", "heads_only"]),
+            changes=flags.collect(ctx, apart=["phase", "heads_only"]),
             phases=("phase1",) if heads_only else PHASES[phase],
             resume=resume,
             heads_only=heads_only,
@@ -163,7 +163,7 @@ def evaluate(
     import flatout.api as api
 
     with live_line() as (_, on_progress):
-        given = flags.given(ctx, apart=["run", "html"])
+        given = flags.collect(ctx, apart=["run", "html"])
         found, page = api.adapt_evaluate(run, **given, html=html, on_progress=on_progress)
     if json_output:
         print_document("flatout-adapters-evaluation", found)
@@ -203,7 +203,7 @@ def predict(
     texts = [line for line in lines if line.strip()]
     if not texts:
         raise BadInput("there is no text to answer", hint="pass it as an argument, or as lines on stdin")
-    answers = api.adapt_predict(run, texts, **flags.given(ctx, apart=["run", "text"]))
+    answers = api.adapt_predict(run, texts, **flags.collect(ctx, apart=["run", "text"]))
     if json_output:
         print_document("flatout-adapters-predictions", answers=answers)
         return

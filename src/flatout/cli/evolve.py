@@ -77,7 +77,7 @@ def evolve(
     Exit codes: 0 trained, 1 a check of --verify failed, 2 flatout could not do its work, 130 interrupted (the
     last checkpoint is kept).
     """
-    changes = flags.given(ctx, apart=["task_option", "verify"])
+    changes = flags.collect(ctx, apart=["task_option", "verify"])
     for key, value in flags.pairs(task_option, flag="--task-option").items():
         changes[f"task_options.{key}"] = value
     import flatout.api as api

@@ -4,7 +4,7 @@ A verb writes `json_output: flags.Json = False` and nothing else about the flag.
 explicitly, because some of its releases derive them from the metavar.
 
 A flag of one verb alone is written where it is used, `lr: float | None = option("--lr", "X", "...")`, and
-carries the name of the setting that it sets, so that `given` can collect what the user said.
+carries the name of the setting that it sets, so that `collect` finds what the user gave.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def option(name: str, metavar: str, text: str) -> Any:
     return typer.Option(None, name, metavar=metavar, help=text, show_default=False)
 
 
-def given(ctx: typer.Context, *, apart: Iterable[str] = ()) -> dict[str, Any]:
+def collect(ctx: typer.Context, *, apart: Iterable[str] = ()) -> dict[str, Any]:
     """Collect what the user gave of a verb's settings, all parameters but those `apart`, and `--set`."""
     never = {"config", "settings", "resume", "json_output", *apart}
     said = {}

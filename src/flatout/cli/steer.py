@@ -91,7 +91,7 @@ def extract(
     import flatout.api as api
 
     with counting("texts") as on_count:
-        done = api.steer_extract(flags.given(ctx), on_count=on_count)
+        done = api.steer_extract(flags.collect(ctx), on_count=on_count)
     if json_output:
         print_document("flatout-steering-extraction", done)
         return
@@ -136,7 +136,7 @@ def fit(
     """
     import flatout.api as api
 
-    given = flags.given(ctx, apart=["out", "whole"]) | {"vectors": out}
+    given = flags.collect(ctx, apart=["out", "whole"]) | {"vectors": out}
     with counting("texts") as on_count:
         fitted = api.steer_fit(given, whole=whole, on_count=on_count)
     if json_output:
@@ -230,7 +230,7 @@ def search(
     with searching() as (on_progress, on_event):
         done = api.steer(
             config or {},
-            changes=flags.given(ctx, apart=["join", "worker"]),
+            changes=flags.collect(ctx, apart=["join", "worker"]),
             resume=resume,
             join=join,
             worker=worker,
@@ -278,7 +278,7 @@ def apply(
 
     if max_new_tokens < 1:
         raise BadInput(f"--max-new-tokens {max_new_tokens} is too small", hint="give at least 1")
-    examples = api.steer_apply(prompts, **flags.given(ctx, apart=["prompts"]))
+    examples = api.steer_apply(prompts, **flags.collect(ctx, apart=["prompts"]))
     if json_output:
         print_document("flatout-steering-examples", examples=examples)
         return

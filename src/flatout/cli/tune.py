@@ -203,7 +203,7 @@ def check(
             f"--tolerance {tolerance:g} or --pairs {pairs} is out of range",
             hint=f"a tolerance is a share, such as 0.05; at least {FEWEST_PAIRS} pairs are needed",
         )
-    given = flags.given(ctx, apart=["command", "against"])
+    given = flags.collect(ctx, apart=["command", "against"])
     done = api.check_script(command, **given, against=against, on_progress=say)
     if json_output:
         print_document("flatout-check", done)

@@ -187,7 +187,7 @@ def costly_lines(
 def calls_and_timing(evidence: Evidence, line: CodeLine) -> list[str]:
     """Return the figures of a line that calls too often."""
     calls = show_calls(line.calls_per_step)
-    return [f"{show_ops(line)}: {calls} calls per step from this line", timing(evidence, line)]
+    return [f"{show_ops(line)}: {calls} calls per step from this line", show_timing(evidence, line)]
 
 
 def copied_lines(
@@ -301,7 +301,7 @@ def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:
     return min(share * low, 1.0), min(share * high, 1.0)
 
 
-def timing(evidence: Evidence, line: CodeLine) -> str:
+def show_timing(evidence: Evidence, line: CodeLine) -> str:
     """Show the seconds of a line's calls, beside the step they were measured in."""
     if line.total_s is None:
         return "its calls were not timed; the share comes from stack samples, or from its block"

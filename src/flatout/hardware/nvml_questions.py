@@ -122,14 +122,14 @@ def read_gpu_fields(questions: Questions, *, instance: bool = False) -> dict[str
         rates = questions.ask(SHARES, ("nvmlDeviceGetUtilizationRates",))
         shares = (None, None) if rates is None else (rates.gpu / 100, rates.memory / 100)
         fields |= dict(zip(SHARES, shares, strict=True))
-        fields |= {name: scaled(questions, name) for name in SCALED}
+        fields |= {name: read_scaled(questions, name) for name in SCALED}
         fields["throttle_reasons"] = throttle_reasons(questions)
         fields |= {name: questions.ask((name,), (function,)) for name, function in COUNTED.items()}
     fields["processes"] = running_processes(questions, field="processes")
     return fields
 
 
-def scaled(questions: Questions, name: str) -> float | None:
+def read_scaled(questions: Questions, name: str) -> float | None:
     """Read one figure of SCALED, in the unit of its name."""
     scale, function, argument = SCALED[name]
     arguments = () if argument is None else (getattr(questions.nvml, argument),)

@@ -144,7 +144,7 @@ class KeptBatch:
     def __init__(self, batch: Any, *, rows: int | None = None, copies: bool = False) -> None:
         self.rows = rows
         self._copies = copies  # for scripts that change their batches in place
-        self.batch = map_arrays(batch, copied if copies else aside)
+        self.batch = map_arrays(batch, copy_array if copies else aside)
         self._arrays = arrays_of(self.batch)
         self.versions = self._versions()
 
@@ -160,7 +160,7 @@ class KeptBatch:
         """Return a fresh structure over the kept arrays; None if the script changed one of them in place."""
         if self.changed:
             return None
-        return map_arrays(self.batch, copied if self._copies else aside)
+        return map_arrays(self.batch, copy_array if self._copies else aside)
 
 
 def aside(array: Any) -> Any:
@@ -169,11 +169,11 @@ def aside(array: Any) -> Any:
     A tensor shares its bytes and its version counter with the handle; anything without a counter is copied.
     """
     if not _is_tensor(array) or array.is_inference():
-        return copied(array)
+        return copy_array(array)
     return array.detach().requires_grad_(array.requires_grad)
 
 
-def copied(array: Any) -> Any:
+def copy_array(array: Any) -> Any:
     """Copy an array into its own memory, page-locked if the original was."""
     if not _is_tensor(array):
         return copy.copy(array)

@@ -256,14 +256,14 @@ def merge(samples: Sequence[Sample]) -> Sample:
     low: dict[str, float] = {}
     high: dict[str, float] = {}
     for sample in samples:
-        for path, value in charted(sample):
+        for path, value in charted_figures(sample):
             low[path] = min(low.get(path, math.inf), sample.low.get(path, value))
             high[path] = max(high.get(path, -math.inf), sample.high.get(path, value))
     notes = merged.notes[-MOST_NOTES:]
     return dataclasses.replace(merged, time_s=last.time_s, span_s=span_s, notes=notes, low=low, high=high)
 
 
-def charted(sample: Sample) -> Iterator[tuple[str, float]]:
+def charted_figures(sample: Sample) -> Iterator[tuple[str, float]]:
     """Yield the known figures that charts show, by path: gpu/0/power_w."""
     groups: list[tuple[str, Any, tuple[str, ...]]] = [("host", sample.host, HOST_FIGURES)]
     groups += [(f"gpu/{gpu.label}", gpu, GPU_FIGURES) for gpu in sample.gpus]

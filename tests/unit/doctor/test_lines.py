@@ -11,7 +11,7 @@ from flatout.doctor.lines import (
     share_interval,
     show_calls,
     show_ops,
-    timing,
+    show_timing,
 )
 from flatout.measure.evidence import StackPath, Stacks
 
@@ -62,7 +62,7 @@ def test_figures_are_readable(made):
     assert [show_calls(calls) for calls in (1536.4, 64.0, 9.0, 2.5)] == ["1536", "64", "9", "2.5"]
     (line,) = lines_of([made.site("row", op="__getitem__"), made.site("row", op="select", calls_per_step=1)])
     assert show_ops(line) == "x[...], select"
-    assert timing(made.evidence(), line) == "40.0 ms of a step of 200 ms while calls were timed"
+    assert show_timing(made.evidence(), line) == "40.0 ms of a step of 200 ms while calls were timed"
 
 
 def attributed(made, *, site, calls_s, backward_s=0.05, steps_s=()):
@@ -104,10 +104,10 @@ def test_a_share_has_an_interval_over_the_attributed_steps(made):
     (line,) = lines_of(list(evidence.sites))
     low, high = share_interval(0.1, line)
     assert 0.08 <= low < 0.1 < high <= 0.12
-    assert "over 3 such steps" in timing(evidence, line)
+    assert "over 3 such steps" in show_timing(evidence, line)
     once = dataclasses.replace(line, steps_s=(0.01,))
     assert share_interval(0.1, once) is None
-    assert "such steps" not in timing(evidence, once)
+    assert "such steps" not in show_timing(evidence, once)
 
 
 def test_where_no_call_was_timed_the_looks_at_the_stack_give_the_share(made):
@@ -123,7 +123,7 @@ def test_where_no_call_was_timed_the_looks_at_the_stack_give_the_share(made):
     evidence = made.evidence(sites=(site,), stacks=stacks)
     (line,) = lines_of([site])
     assert line_share(evidence, line) == pytest.approx(0.75 * 0.4)
-    assert "not timed" in timing(evidence, line)
+    assert "not timed" in show_timing(evidence, line)
     without = made.counterfactual("knock-out", 5.0, line=29, last_line=31)
     measured = dataclasses.replace(evidence, counterfactuals=(without,))
     assert line_share(measured, line) == pytest.approx(0.8)  # with the backward pass, which no look shows

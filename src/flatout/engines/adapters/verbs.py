@@ -29,7 +29,7 @@ from flatout.engines.adapters.training.phase1_adapters import train_adapters
 from flatout.engines.adapters.training.phase2_router import train_router
 from flatout.engines.adapters.training.phase3_joint import train_jointly
 from flatout.engines.adapters.training.records import KIND, PHASES, PhaseCheckpoint
-from flatout.engines.run.folder import Outcome, choose_folder, draw_if_possible, find_begun, recorded
+from flatout.engines.run.folder import Outcome, choose_folder, draw_if_possible, find_begun, record_run
 from flatout.engines.run.log import RunLog, log_path, read_log
 from flatout.engines.run.meeting import Meeting
 from flatout.engines.run.ranks import Ranks, choose_device, device_name
@@ -151,7 +151,7 @@ def _train_phases(
         log = None
         if assembly.ranks.first:
             log = stack.enter_context(RunLog(out, KIND, settings=encode(settings)))
-            stack.enter_context(recorded(out, kind=VERB, name=Path(settings.model).name))
+            stack.enter_context(record_run(out, kind=VERB, name=Path(settings.model).name))
             save_settings(out, settings)
         for phase, found in waiting.items():
             run = PhaseRun(

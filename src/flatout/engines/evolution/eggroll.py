@@ -27,11 +27,11 @@ from flatout.engines.evolution.population.perturbations import NoiseKind, NoiseS
 from flatout.engines.evolution.population.weights import (
     Kind,
     Others,
-    chosen,
+    choose_weights,
     is_language_model,
     linear_weights,
     stacks_of,
-    unmoved,
+    unmoved_parameters,
     vectors,
     warn_of_frozen,
 )
@@ -135,7 +135,7 @@ class Eggroll:
         """The parameters that get no noise and never move, with their numbers of elements."""
         if isinstance(self.model, Decoder):
             return {}
-        return unmoved(self.model, self._targets.values(), names=self._others)
+        return unmoved_parameters(self.model, self._targets.values(), names=self._others)
 
     @property
     def sigma(self) -> float:
@@ -416,7 +416,7 @@ def _weights(
                 hint='use others="freeze", or kind="module" and your own forward',
             )
         products = {name: product.weight for name, product in decoder.projections().items()}
-        return chosen(products, patterns), {}
+        return choose_weights(products, patterns), {}
     if isinstance(model, Decoder):
         raise BadInput("a Decoder is a language model", hint='leave kind="auto"')
-    return chosen(linear_weights(model), patterns), vectors(model) if others == "full" else {}
+    return choose_weights(linear_weights(model), patterns), vectors(model) if others == "full" else {}

@@ -149,7 +149,7 @@ def choose_step_sizes(settings: EvolveSettings, decoder: Decoder) -> StepSizes:
     return StepSizes(sigma=(sigma := _sigma(settings, decoder)), lr=_lr(settings, sigma.value))
 
 
-def scheduled(start: float, *, how: Schedule, end: float, epoch: int, epochs: int) -> float:
+def step_size_at(start: float, *, how: Schedule, end: float, epoch: int, epochs: int) -> float:
     """Return a step size at an epoch, between `start` and the share `end` of it, where it stays.
 
     It depends on nothing else, so a resumed run has the step sizes of one that never stopped.
@@ -167,8 +167,8 @@ def steps_at(settings: EvolveSettings, epoch: int) -> tuple[float, float]:
     epochs = settings.schedule_epochs or settings.epochs
     sigma, lr = settings.sigma_schedule, settings.lr_schedule
     return (
-        scheduled(settings.sigma, how=sigma, end=settings.sigma_end, epoch=epoch, epochs=epochs),
-        scheduled(settings.lr, how=lr, end=settings.lr_end, epoch=epoch, epochs=epochs),
+        step_size_at(settings.sigma, how=sigma, end=settings.sigma_end, epoch=epoch, epochs=epochs),
+        step_size_at(settings.lr, how=lr, end=settings.lr_end, epoch=epoch, epochs=epochs),
     )
 
 

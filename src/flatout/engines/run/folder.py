@@ -73,7 +73,7 @@ def check_empty(folder: Path, *, besides: Collection[str] = ()) -> None:
         )
 
 
-def recorded(folder: Path, *, kind: str, name: str) -> AbstractContextManager[None]:
+def record_run(folder: Path, *, kind: str, name: str) -> AbstractContextManager[None]:
     """Keep run.json of a run up to date while the block runs: `report` and `watch --list` read it."""
     return runs.recorded_run(folder, _this_run(kind, name))
 

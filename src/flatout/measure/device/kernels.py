@@ -27,7 +27,7 @@ from flatout.measure.device.operators import (
     summarise_operators,
     with_communication,
 )
-from flatout.measure.device.overlap import communication, merged
+from flatout.measure.device.overlap import communication, merge_intervals
 from flatout.measure.device.recording import Recording
 from flatout.measure.evidence import Copy, Kernel, Kernels
 
@@ -171,7 +171,7 @@ def summarise_device(
     """
     engine = device.named(lambda name: name.startswith(("Memcpy", "Memset")))
     kernels, copies = device.only(~engine), device.only(device.named(lambda name: name.startswith("Memcpy")))
-    starts, ends = merged(kernels.start_ns, kernels.end_ns)
+    starts, ends = merge_intervals(kernels.start_ns, kernels.end_ns)
     busy_ns = int((ends - starts).sum())
     waits = host_waits(host, copies)
     by_category, by_dtype = _seconds_by_kind(device, num_steps=num_steps)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 Longs = npt.NDArray[np.int64]
 
 
-def merged(starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
+def merge_intervals(starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
     """Return the union of intervals as disjoint intervals; `starts` is sorted."""
     if not len(starts):
         return starts, ends
@@ -18,10 +18,10 @@ def merged(starts: Longs, ends: Longs) -> tuple[Longs, Longs]:
     return starts[first], reach[last]
 
 
-def covered(spans: Longs) -> int:
+def covered_length(spans: Longs) -> int:
     """Return the length of the union of (start, end) rows, in any order."""
     ordered = spans[np.argsort(spans[:, 0], kind="stable")]
-    starts, ends = merged(ordered[:, 0], ordered[:, 1])
+    starts, ends = merge_intervals(ordered[:, 0], ordered[:, 1])
     return int((ends - starts).sum())
 
 
@@ -30,4 +30,4 @@ def communication(collectives: Longs, computation: Longs) -> tuple[int, int] | N
     if not len(collectives):
         return None
     both = np.concatenate((collectives, computation))
-    return covered(collectives), covered(both) - covered(computation)
+    return covered_length(collectives), covered_length(both) - covered_length(computation)

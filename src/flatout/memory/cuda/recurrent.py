@@ -73,7 +73,7 @@ def leans_on() -> tuple[Lean, ...]:
     return tuple(_called)
 
 
-def lasting() -> tuple[Tensor, ...]:
+def lasting_blocks() -> tuple[Tensor, ...]:
     """Return the blocks that cuDNN keeps for the rest of the process."""
     return tuple(_lasting)
 

@@ -22,7 +22,7 @@ from flatout.ground.units import show_bytes, show_share
 from flatout.hardware.device import Device
 from flatout.memory.predict.allocator import allocated_series
 from flatout.memory.predict.notes import notes_of
-from flatout.memory.predict.replay import SizedTrace, sized
+from flatout.memory.predict.replay import SizedTrace, with_own_sizes
 from flatout.memory.trace.record import COMPONENTS, Component, Guess, Phase, Trace
 
 FORMAT = "flatout-memory-estimate"
@@ -98,7 +98,7 @@ def estimate(
     device: Device | None = None,
 ) -> MemoryEstimate:
     """Return the estimate of one traced or replayed step."""
-    found = sized(trace) if isinstance(trace, Trace) else trace
+    found = with_own_sizes(trace) if isinstance(trace, Trace) else trace
     trace = found.trace
     done = found.simulate(expandable_segments=expandable_segments)
     series = allocated_series(trace.events, done.block_bytes)

@@ -28,7 +28,7 @@ from flatout.memory.predict.estimate import MemoryEstimate, estimate
 from flatout.memory.predict.largest_batch import LOOKED_BELOW, MAX_BATCH, CapSearch, longest
 from flatout.memory.predict.notes import LEANS, notes_on_guesses
 from flatout.memory.predict.repeat_steps import repeat_steps
-from flatout.memory.predict.replay import SizedTrace, sized
+from flatout.memory.predict.replay import SizedTrace, with_own_sizes
 from flatout.memory.predict.samples import BATCH
 from flatout.memory.predict.steps import Key, StepOptions, TracedSteps
 
@@ -188,7 +188,7 @@ class Forecaster(TracedSteps):
         for _ in range(MOST_RETRIES):
             if batch_size < 1:
                 break
-            step = sized(self.trace(recipe, {**sizes, BATCH: batch_size}))
+            step = with_own_sizes(self.trace(recipe, {**sizes, BATCH: batch_size}))
             reserved = self.simulate(step).peak_reserved_bytes
             scaled = min(int(batch_size * cap_bytes / reserved), MAX_BATCH)
             if self._never_flushes(step, cap_bytes):
@@ -220,7 +220,7 @@ class Forecaster(TracedSteps):
         for _ in range(MOST_RETRIES):
             if batch_size <= low:
                 break
-            run = repeat_steps(sized(self.trace(recipe, {**sizes, BATCH: batch_size})))
+            run = repeat_steps(with_own_sizes(self.trace(recipe, {**sizes, BATCH: batch_size})))
             found = run.flushes(cap_bytes=cap_bytes, expandable_segments=self.expandable_segments)
             if found is None or (found and self.expandable_segments):
                 high = batch_size
@@ -328,7 +328,7 @@ class Forecaster(TracedSteps):
     def _step(self, sizes: Sizes, recipe: Recipe) -> SizedTrace:
         if self._is_replayed(sizes, recipe):
             return self.what_if(recipe, sizes=sizes)
-        return sized(self.trace(recipe, {**self.sizes, **sizes}))
+        return with_own_sizes(self.trace(recipe, {**self.sizes, **sizes}))
 
     def _is_replayed(self, sizes: Sizes, recipe: Recipe) -> bool:
         """Whether the step is replayed: a replay is at hand, or the batch is too large to make."""

@@ -50,7 +50,7 @@ class SizedTrace:
         )
 
 
-def sized(trace: Trace) -> SizedTrace:
+def with_own_sizes(trace: Trace) -> SizedTrace:
     """Return a trace at the sizes it was taken at."""
     return SizedTrace(trace=trace, sizes=dict(trace.sizes), num_bytes=_bytes_of(trace))
 

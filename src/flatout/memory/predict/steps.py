@@ -18,7 +18,7 @@ from flatout.ground.errors import BadInput, StructureChanges
 from flatout.hardware.device import Device
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.job import Job, Recipe, Sizes, check_batch_size, is_count
-from flatout.memory.predict.replay import Replay, SizedTrace, fit_replay, sized
+from flatout.memory.predict.replay import Replay, SizedTrace, fit_replay, with_own_sizes
 from flatout.memory.predict.samples import BATCH, sample_sizes
 from flatout.memory.process.isolated_process import check_build, run_isolated, run_with_cuda
 from flatout.memory.trace.make_trace import (
@@ -112,7 +112,7 @@ class TracedSteps:
                     return replay.at(**wanted)
                 except StructureChanges:
                     pass
-        return sized(self.trace(recipe, wanted, quick=True))
+        return with_own_sizes(self.trace(recipe, wanted, quick=True))
 
     def trace(self, recipe: Recipe, sizes: Sizes, *, quick: bool = False) -> Trace:
         """Return the trace at `sizes`; a `quick` one steps only the last accumulated micro-batch."""

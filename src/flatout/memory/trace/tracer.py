@@ -291,7 +291,7 @@ def _trace_step(
             tracer.events.append(phase)
 
         run_step(parts, job, recipe, batch, device=device, keep_gradients=last_micro_batch, mark=mark)
-        for tensor in recurrent.lasting():
+        for tensor in recurrent.lasting_blocks():
             tracer.track(tensor, "cuDNN", "workspaces")
         hosted = _track_state(tracer, parts.optimizer)
         replaced = _replaced(tracer, parts.model, held)

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from flatout.hardware.nvml_questions import Questions, scaled
+from flatout.hardware.nvml_questions import Questions, read_scaled
 
 SENT, RECEIVED = "pcie_sent_bytes_per_s", "pcie_received_bytes_per_s"
 MIB = 2**20
@@ -151,7 +151,7 @@ class EnergyMeter:
 
     def read(self, questions: Questions, now_s: float) -> dict[str, float | None]:
         """Return joules since the driver was loaded, and watts."""
-        power_w = scaled(questions, "power_w")
+        power_w = read_scaled(questions, "power_w")
         if self._joules is not None and power_w is not None:
             span_s = now_s - self._read_at_s
             self._joules += max(0.0, span_s * (power_w + self._behind_j / COUNTED_EVERY_S))

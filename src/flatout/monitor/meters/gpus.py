@@ -20,7 +20,7 @@ from flatout.hardware.nvml_questions import (
     INSTANCE_REASON,
     Questions,
     memory_fields,
-    scaled,
+    read_scaled,
     throttle_reasons,
 )
 from flatout.hardware.snapshot import GpuSnapshot
@@ -226,7 +226,7 @@ class _Gpu:
         known = set(questions.missing)
         figures: dict[str, Any] = {}
         if self.fixed.mig_index is None:
-            figures = {name: scaled(questions, name) for name in SLOW_FIGURES}
+            figures = {name: read_scaled(questions, name) for name in SLOW_FIGURES}
             figures["throttle_reasons"] = throttle_reasons(questions)
         since_us = self._since("processes", time_s)
         self._seen_us["processes"] = int(time_s * 1e6)

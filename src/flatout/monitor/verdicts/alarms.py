@@ -64,7 +64,7 @@ def _gpu_memory(window: Window) -> Verdict | None:
     points = [
         (sample.time_s, _allocated(sample) if is_own else _used(sample, gpu)) for sample in window.samples
     ]
-    rise = rising(points, least=LEAST_RISE * gpu.memory_total_bytes)
+    rise = fit_rise(points, least=LEAST_RISE * gpu.memory_total_bytes)
     if rise is None:
         return None
     cached_bytes = 0
@@ -85,7 +85,7 @@ def _host_memory(window: Window) -> Verdict | None:
     if host.memory_total_bytes is None or host.memory_used_bytes is None:
         return None
     points = [(sample.time_s, sample.host.memory_used_bytes) for sample in window.samples]
-    rise = rising(points, least=LEAST_RISE * host.memory_total_bytes)
+    rise = fit_rise(points, least=LEAST_RISE * host.memory_total_bytes)
     if rise is None:
         return None
     where = "the container's memory" if host.memory_limited_by == "the control group" else "the host's memory"
@@ -128,7 +128,7 @@ class Rise:
     steady_share: float  # of the steps of the curve that went up
 
 
-def rising(points: Sequence[tuple[float, float | None]], *, least: float) -> Rise | None:
+def fit_rise(points: Sequence[tuple[float, float | None]], *, least: float) -> Rise | None:
     """Fit the rise of (seconds, bytes); None if it is not steady, or below `least` bytes in all."""
     known = [(time_s, value) for time_s, value in points if value is not None]
     known = known[:: max(len(known) // MOST_POINTS, 1)]

@@ -26,7 +26,7 @@ from typing import Any
 
 from flatout.ground.codec import encode, name_nonfinite, round_floats
 from flatout.measure import PHASES
-from flatout.monitor.sample import Sample, charted, drop_older, lean, merge
+from flatout.monitor.sample import Sample, charted_figures, drop_older, lean, merge
 from flatout.monitor.verdicts.change import Change, find_change
 from flatout.monitor.verdicts.verdict import WINDOW_S, verdicts
 from flatout.monitor.verdicts.window import Verdict
@@ -227,7 +227,9 @@ def history_json(samples: Sequence[Sample], *, is_whole: bool, latest: Mapping[s
     start_s = times[0] if times else 0.0
     at_s = ",".join(f"{time_s - start_s:.2f}" for time_s in times)
     tables = {
-        "columns": [{**dict(charted(row)), **dict(_phases(row))} if row is not None else {} for row in rows],
+        "columns": [
+            {**dict(charted_figures(row)), **dict(_phases(row))} if row is not None else {} for row in rows
+        ],
         "low": [row.low if row is not None else {} for row in rows],
         "high": [row.high if row is not None else {} for row in rows],
     }

@@ -177,16 +177,18 @@ def run_block(
     deltas: Deltas,
 ) -> Tensor:
     """Run one block: return the residual stream after it and write the cache of its layer in place."""
-    attended = attend(block.attention, normed(block.attention_norm, x), keys, values, place, tables, deltas)
+    attended = attend(
+        block.attention, normalise(block.attention_norm, x), keys, values, place, tables, deltas
+    )
     if block.attention_out_norm is not None:
-        attended = normed(block.attention_out_norm, attended)
+        attended = normalise(block.attention_out_norm, attended)
     if block.parallel:
-        out = run_mlp(block.mlp, normed(block.mlp_norm, x), tables, deltas)
+        out = run_mlp(block.mlp, normalise(block.mlp_norm, x), tables, deltas)
         x = x + attended
     else:
         x = x + attended
-        out = run_mlp(block.mlp, normed(block.mlp_norm, x), tables, deltas)
-    x = x + (out if block.mlp_out_norm is None else normed(block.mlp_out_norm, out))
+        out = run_mlp(block.mlp, normalise(block.mlp_norm, x), tables, deltas)
+    x = x + (out if block.mlp_out_norm is None else normalise(block.mlp_out_norm, out))
     if deltas.vectors is not None:
         added = deltas.vectors[tables.index].float() * tables.sign[:, None]
         x = x + added.to(x.dtype)[:, None]
@@ -211,11 +213,11 @@ def run_blocks(
 
 def logits_of(decoder: Decoder, x: Tensor) -> Tensor:
     """Return the logits [n, V] of the rows' hidden states [n, D]."""
-    logits = F.linear(normed(decoder.norm, x), decoder.head.weight, decoder.head.bias)
+    logits = F.linear(normalise(decoder.norm, x), decoder.head.weight, decoder.head.bias)
     return logits if decoder.softcap is None else torch.tanh(logits / decoder.softcap) * decoder.softcap
 
 
-def normed(norm: Norm, x: Tensor) -> Tensor:
+def normalise(norm: Norm, x: Tensor) -> Tensor:
     """Normalise with statistics in float32 and the product in the weight's type, as the families do."""
     if norm.centred:
         return F.layer_norm(x, x.shape[-1:], norm.weight, norm.bias, norm.eps)
@@ -240,12 +242,12 @@ def attend(
     (qkv,) = product(attention.qkv, x, tables, deltas.qkv, deltas)
     q, k, v = _heads(attention, qkv)
     if attention.q_norm is not None:
-        q = normed(attention.q_norm, q)
+        q = normalise(attention.q_norm, q)
     if attention.k_norm is not None:
-        k = normed(attention.k_norm, k)
+        k = normalise(attention.k_norm, k)
     if place.cos is not None and place.sin is not None:
-        q = rotated(q, place.cos, place.sin, attention.rotary_width)
-        k = rotated(k, place.cos, place.sin, attention.rotary_width)
+        q = rotate(q, place.cos, place.sin, attention.rotary_width)
+        k = rotate(k, place.cos, place.sin, attention.rotary_width)
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     if place.write is None:
         keys[place.slots, :, :num_tokens], values[place.slots, :, :num_tokens] = k, v
@@ -301,7 +303,7 @@ def _weighted(attention: Attention, q: Tensor, k: Tensor, v: Tensor, mask: Tenso
     return out.reshape(n, heads, num_tokens, width)
 
 
-def rotated(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, width: int) -> Tensor:
     """Rotate the first `width` columns of x [n, T, heads, E], column i with column i + width / 2."""
     first, second, rest = x.split((width // 2, width // 2, x.shape[-1] - width), dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin, rest), dim=-1)
@@ -311,15 +313,15 @@ def run_mlp(mlp: Mlp, x: Tensor, tables: RowTables, deltas: Deltas) -> Tensor:
     """Run the MLP on x [n, T, D]."""
     if mlp.gated:
         gate, up = product(mlp.up, x, tables, deltas.up, deltas, parts=2)
-        inner = activated(mlp, gate) * up
+        inner = activate(mlp, gate) * up
     else:
         (inner,) = product(mlp.up, x, tables, deltas.up, deltas)
-        inner = activated(mlp, inner)
+        inner = activate(mlp, inner)
     (out,) = product(mlp.down, inner, tables, deltas.down, deltas)
     return out
 
 
-def activated(mlp: Mlp, x: Tensor) -> Tensor:
+def activate(mlp: Mlp, x: Tensor) -> Tensor:
     """Apply the MLP's non-linearity."""
     if mlp.activation == "silu":
         return F.silu(x)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flatout.multiplex.decode.sampling import Sampling, pick
-from flatout.multiplex.decode.steppers import Portable, PromptPart, SlotState, batches, padded
+from flatout.multiplex.decode.steppers import Portable, PromptPart, SlotState, batches, pad_prompts
 from flatout.multiplex.factors import Factors
 from flatout.multiplex.kernels import HAS_TRITON
 from flatout.multiplex.models.decoder import Decoder, DecoderBlock
@@ -50,7 +50,7 @@ class Fused:
             self._portable.prefill(state, parts, plain=plain)
             return
         for batch in batches(parts):
-            slots, tokens = padded(batch, state.token.device)
+            slots, tokens = pad_prompts(batch, state.token.device)
             self._step.prefill(tokens, slots)
 
     def step(self, state: SlotState, *, bucket: int) -> None:

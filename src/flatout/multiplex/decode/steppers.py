@@ -156,7 +156,7 @@ class Portable:
 
     def _prefill_batch(self, state: SlotState, batch: Sequence[PromptPart], *, plain: bool) -> None:
         device = self._decoder.device
-        slots, tokens = padded(batch, device)
+        slots, tokens = pad_prompts(batch, device)
         longest = tokens.shape[1]
         steps = torch.arange(longest, device=device)[None]
         if not any(part.start for part in batch):
@@ -262,7 +262,7 @@ def batches(parts: Sequence[PromptPart]) -> list[list[PromptPart]]:
     return found
 
 
-def padded(batch: Sequence[PromptPart], device: torch.device) -> tuple[Tensor, Tensor]:
+def pad_prompts(batch: Sequence[PromptPart], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the slots [n] of a batch and its padded tokens [n, longest]."""
     longest = max(len(part.tokens) for part in batch)
     rows = [[*part.tokens, *[0] * (longest - len(part.tokens))] for part in batch]

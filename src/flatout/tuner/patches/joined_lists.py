@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import libcst as cst
 
 from flatout.tuner.patches.nodes import (
-    appended,
     argument,
-    assigned,
     bindings,
     call_of,
-    dotted,
+    dotted_name,
     is_empty_list,
     is_zero,
+    read_append,
+    read_assignment,
     reads,
     target_names,
     walk,
@@ -131,8 +131,8 @@ def _of_loop(
     statement = source.statement(call)
     block = source.block(statement)
     before = block[: block.index(statement)]
-    start = next((each for each in reversed(before) if (assigned(each) or ("",))[0] == name), None)
-    made = assigned(start) if start is not None else None
+    start = next((each for each in reversed(before) if (read_assignment(each) or ("",))[0] == name), None)
+    made = read_assignment(start) if start is not None else None
     if start is None or made is None or not is_empty_list(made[1]):
         return None
     fills = [
@@ -178,11 +178,11 @@ def _of_body(
         return f"{text} {more}", names | inner, element
     known: dict[str, cst.BaseExpression] = {}
     for statement in block[:-1]:
-        made = assigned(statement)
+        made = read_assignment(statement)
         if made is None or made[0] in known or made[0] in names or impure_part(made[1], kinds) is not None:
             raise Refused(f"line {source.line(statement)} does more than fill the list")
         known[made[0]] = inline_names(made[1], known)
-    last = appended(block[-1])
+    last = read_append(block[-1])
     if last is None or last[0] != name:
         raise Refused(f"line {source.line(block[-1])} does more than fill the list")
     return text, names, inline_names(last[1], known)
@@ -217,5 +217,5 @@ def index_parts(node: cst.CSTNode) -> tuple[str, list[cst.BaseExpression]] | Non
             own.append(item.slice.value)
         parts = own + parts
         node = node.value
-    owner = dotted(node)
+    owner = dotted_name(node)
     return (owner, parts) if owner is not None and parts else None

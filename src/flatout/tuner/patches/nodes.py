@@ -113,19 +113,19 @@ def base_name(node: cst.CSTNode) -> str | None:
             return node.value if isinstance(node, cst.Name) else None
 
 
-def dotted(node: cst.CSTNode) -> str | None:
+def dotted_name(node: cst.CSTNode) -> str | None:
     """Return `torch.nn.functional.pad` as text; None for anything but names and dots."""
     if isinstance(node, cst.Name):
         return node.value
     if isinstance(node, cst.Attribute):
-        left = dotted(node.value)
+        left = dotted_name(node.value)
         return None if left is None else f"{left}.{node.attr.value}"
     return None
 
 
 def call_of(node: cst.CSTNode | None) -> str | None:
     """Return the dotted name of the function that a call calls."""
-    return dotted(node.func) if isinstance(node, cst.Call) else None
+    return dotted_name(node.func) if isinstance(node, cst.Call) else None
 
 
 def method_of(node: cst.CSTNode | None) -> str | None:
@@ -154,7 +154,7 @@ def simple(statement: cst.CSTNode) -> cst.BaseSmallStatement | None:
     return None
 
 
-def assigned(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
+def read_assignment(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
     """Return (name, value) of `name = value`."""
     small = simple(statement)
     if isinstance(small, cst.Assign) and len(small.targets) == 1:
@@ -166,7 +166,7 @@ def assigned(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
     return None
 
 
-def appended(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
+def read_append(statement: cst.CSTNode) -> tuple[str, cst.BaseExpression] | None:
     """Return (name, value) of `name.append(value)`."""
     small = simple(statement)
     if isinstance(small, cst.Expr) and isinstance(small.value, cst.Call):

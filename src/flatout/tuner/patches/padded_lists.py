@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import libcst as cst
 
 from flatout.tuner.patches.nodes import (
-    appended,
     argument,
-    assigned,
     call_of,
-    dotted,
+    dotted_name,
     is_empty_list,
     is_zero,
+    read_append,
+    read_assignment,
     reads,
     walk,
 )
@@ -54,7 +54,7 @@ def _whole_calls(rest: Sequence[cst.CSTNode], name: str) -> list[cst.Call]:
     found = []
     for statement in rest:
         for each in walk(statement):
-            if not isinstance(each, cst.Call) or not each.args or dotted(each.args[0].value) != name:
+            if not isinstance(each, cst.Call) or not each.args or dotted_name(each.args[0].value) != name:
                 continue
             called = (call_of(each) or "").rpartition(".")[2]
             if called == "stack" and argument(each, "dim", 1) is None:
@@ -63,7 +63,7 @@ def _whole_calls(rest: Sequence[cst.CSTNode], name: str) -> list[cst.Call]:
             if (
                 called == "pad_sequence"
                 and first is not None
-                and dotted(first) == "True"
+                and dotted_name(first) == "True"
                 and len(each.args) == 2
             ):
                 found.append(each)
@@ -79,12 +79,12 @@ def _padding_loop(source: Source, rest: Sequence[cst.CSTNode], name: str) -> Con
     longest: tuple[cst.CSTNode, str] | None = None
     made: dict[str, cst.CSTNode] = {}
     for number, statement in enumerate(rest):
-        bound = assigned(statement)
+        bound = read_assignment(statement)
         if bound is not None and _is_longest(bound[1], name):
             longest = statement, bound[0]
         elif bound is not None and is_empty_list(bound[1]):
             made[bound[0]] = statement
-        elif isinstance(statement, cst.For) and dotted(statement.iter) == name and longest is not None:
+        elif isinstance(statement, cst.For) and dotted_name(statement.iter) == name and longest is not None:
             target = _padded_list(statement, longest[1])
             if target is None or target not in made:
                 return None
@@ -107,11 +107,11 @@ def _is_longest(value: cst.BaseExpression, name: str) -> bool:
         return False
     inner = value.args[0].value
     if isinstance(inner, cst.Call) and call_of(inner) == "map" and len(inner.args) == 2:
-        return dotted(inner.args[0].value) == "len" and dotted(inner.args[1].value) == name
+        return dotted_name(inner.args[0].value) == "len" and dotted_name(inner.args[1].value) == name
     if not isinstance(inner, (cst.GeneratorExp, cst.ListComp)):
         return False
     clause = inner.for_in
-    is_plain = not clause.ifs and clause.inner_for_in is None and dotted(clause.iter) == name
+    is_plain = not clause.ifs and clause.inner_for_in is None and dotted_name(clause.iter) == name
     return is_plain and isinstance(clause.target, cst.Name) and _is_length(inner.elt, clause.target.value)
 
 
@@ -125,7 +125,7 @@ def _padded_list(loop: cst.For, longest: str) -> str | None:
     if not isinstance(loop.target, cst.Name) or not isinstance(loop.body, cst.IndentedBlock):
         return None
     name, block = loop.target.value, list(loop.body.body)
-    last = appended(block[-1]) if block else None
+    last = read_append(block[-1]) if block else None
     if last is None:
         return None
     inner: list[cst.CSTNode] = list(block[:-1])
@@ -138,7 +138,7 @@ def _padded_list(loop: cst.For, longest: str) -> str | None:
     known: dict[str, cst.BaseExpression] = {}
     value: cst.BaseExpression = cst.Name(name)
     for statement in inner:
-        made = assigned(statement)
+        made = read_assignment(statement)
         if made is None:
             return None
         new: cst.BaseExpression = substitute(
@@ -164,9 +164,9 @@ def _is_short(test: cst.BaseExpression, name: str, longest: str) -> bool:
     left, comparison = test.left, test.comparisons[0]
     operator, right = comparison.operator, comparison.comparator
     if isinstance(operator, (cst.LessThan, cst.NotEqual)):
-        return _is_length(left, name) and dotted(right) == longest
+        return _is_length(left, name) and dotted_name(right) == longest
     if isinstance(operator, cst.GreaterThan):
-        return dotted(left) == longest and _is_length(right, name)
+        return dotted_name(left) == longest and _is_length(right, name)
     return False
 
 
@@ -175,7 +175,11 @@ def _pads_with_zeros(value: cst.BaseExpression, name: str, longest: str) -> bool
     called = call_of(value)
     if not isinstance(value, cst.Call) or called is None:
         return False
-    if called.rpartition(".")[2] == "pad" and len(value.args) == 2 and dotted(value.args[0].value) == name:
+    if (
+        called.rpartition(".")[2] == "pad"
+        and len(value.args) == 2
+        and dotted_name(value.args[0].value) == name
+    ):
         widths = value.args[1].value
         if not isinstance(widths, (cst.Tuple, cst.List)) or len(widths.elements) < 2:
             return False
@@ -190,7 +194,7 @@ def _pads_with_zeros(value: cst.BaseExpression, name: str, longest: str) -> bool
     if axis is not None and not is_zero(axis):
         return False
     first, zeros_call = (each.value for each in joined.elements)
-    if dotted(first) != name or not isinstance(zeros_call, cst.Call) or not zeros_call.args:
+    if dotted_name(first) != name or not isinstance(zeros_call, cst.Call) or not zeros_call.args:
         return False
     if (call_of(zeros_call) or "").rpartition(".")[2] not in ("zeros", "new_zeros"):
         return False
@@ -203,4 +207,4 @@ def _pads_with_zeros(value: cst.BaseExpression, name: str, longest: str) -> bool
 def _is_missing(node: cst.CSTNode, name: str, longest: str) -> bool:
     if not isinstance(node, cst.BinaryOperation) or not isinstance(node.operator, cst.Subtract):
         return False
-    return dotted(node.left) == longest and _is_length(node.right, name)
+    return dotted_name(node.left) == longest and _is_length(node.right, name)

@@ -98,7 +98,7 @@ def find_sites(
             if text is None or (patch.answers and not lines and not wanted):
                 continue
             try:
-                rewritten(text, [site])
+                rewrite_file(text, [site])
             except Refused as refusal:
                 if lines:
                     cannot.append((site, str(refusal)))
@@ -115,7 +115,7 @@ def read_text(path: Path) -> str | None:
         return None
 
 
-def rewritten(text: str, sites: Sequence[PatchSite]) -> str:
+def rewrite_file(text: str, sites: Sequence[PatchSite]) -> str:
     """Return one file's text under several patches, each at its line numbers in the original file."""
     return _rewritten(text, tuple(sites))
 
@@ -158,7 +158,7 @@ def patched_texts(sites: Sequence[PatchSite], *, folder: Path) -> dict[str, tupl
         text = read_text(folder / file)
         if text is None:
             raise Refused(f"{file} cannot be read")
-        found[file] = text, rewritten(text, own)
+        found[file] = text, rewrite_file(text, own)
     return found
 
 

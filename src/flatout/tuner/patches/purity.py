@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import call_of, dotted, is_zero, method_of, walk
+from flatout.tuner.patches.nodes import call_of, dotted_name, is_zero, method_of, walk
 from flatout.tuner.patches.source import Source
 
 # Modules without state or randomness that treat each row alone.
@@ -42,7 +42,7 @@ def module_kinds(source: Source, node: cst.CSTNode) -> dict[str, str]:
     for each in walk(owner) if owner is not None else ():
         if isinstance(each, cst.Assign):
             for assigned in each.targets:
-                name = dotted(assigned.target)
+                name = dotted_name(assigned.target)
                 if name is not None and name.startswith("self."):
                     found.setdefault(name, []).append(_kind(each.value))
     return {name: kinds[0] for name, kinds in found.items() if len(kinds) == 1 and kinds[0]}

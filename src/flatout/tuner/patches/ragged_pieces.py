@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 import libcst as cst
 
 from flatout.tuner.patches.joined_lists import inline_names
-from flatout.tuner.patches.nodes import appended, assigned, base_name, call_of, dotted, method_of, names, walk
+from flatout.tuner.patches.nodes import (
+    base_name,
+    call_of,
+    dotted_name,
+    method_of,
+    names,
+    read_append,
+    read_assignment,
+    walk,
+)
 from flatout.tuner.patches.purity import has_one_row, impure_part
 from flatout.tuner.patches.source import Refused, Source, expression, substitute
 
@@ -95,8 +104,8 @@ def rows_piece(body: Body, loop: cst.For, where: tuple[str, ...]) -> RaggedPiece
     last = None
     own: dict[str, cst.BaseExpression] = {}
     for statement in loop.body.body:
-        last = appended(statement)
-        made = assigned(statement)
+        last = read_append(statement)
+        made = read_assignment(statement)
         if made is not None and impure_part(made[1], body.kinds) is None:
             own[made[0]] = inline_names(made[1], {**body.temporaries, **own})
         elif last is None or last[0] != body.sequence or statement is not loop.body.body[-1]:
@@ -133,14 +142,14 @@ def _sample_rows(body: Body, value: cst.CSTNode, *, row: str | None = None) -> d
             owner, indices = each.value, [_index_name(item) for item in each.slice]
             if isinstance(owner, cst.Subscript) and row is not None:  # x[b][t]
                 outer = [_index_name(item) for item in owner.slice]
-                if outer == [head.index] and head.index and indices == [row] and dotted(owner.value):
+                if outer == [head.index] and head.index and indices == [row] and dotted_name(owner.value):
                     found[each] = body.source.code(owner.value)
-            elif dotted(owner) is not None:
+            elif dotted_name(owner) is not None:
                 wanted = [head.index] if row is None else [head.index, row]
                 if head.index and indices == wanted:
                     found[each] = body.source.code(owner)
-                elif row is not None and indices == [row] and dotted(owner) in head.rows:
-                    found[each] = head.rows[dotted(owner) or ""]
+                elif row is not None and indices == [row] and dotted_name(owner) in head.rows:
+                    found[each] = head.rows[dotted_name(owner) or ""]
         elif isinstance(each, cst.Name) and row is None and each.value in head.rows:
             found[each] = head.rows[each.value]
     inside = {below for each in found for below in walk(each) if below is not each}
@@ -198,7 +207,7 @@ def _check_elementwise(body: Body, value: cst.CSTNode, rows: set[cst.CSTNode]) -
     if (
         isinstance(value, cst.Call)
         and len(value.args) == 1
-        and body.kinds.get(dotted(value.func) or "") is not None
+        and body.kinds.get(dotted_name(value.func) or "") is not None
     ):
         _check_elementwise(body, value.args[0].value, rows)
         return

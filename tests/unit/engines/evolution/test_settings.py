@@ -17,7 +17,7 @@ from flatout.engines.evolution.settings import (
     make_settings,
     read_settings,
     resume_settings,
-    scheduled,
+    step_size_at,
     steps_at,
 )
 from flatout.ground.codec import encode
@@ -98,7 +98,7 @@ def settings(**given: object) -> EvolveSettings:
 
 def test_step_sizes_follow_their_schedule_and_nothing_else() -> None:
     def of(how: Any, end: float) -> list[float]:
-        return [scheduled(2.0, how=how, end=end, epoch=epoch, epochs=4) for epoch in (0, 1, 2, 4, 9)]
+        return [step_size_at(2.0, how=how, end=end, epoch=epoch, epochs=4) for epoch in (0, 1, 2, 4, 9)]
 
     assert of("constant", 0.1) == [2.0] * 5
     assert of("linear", 0.5) == pytest.approx([2.0, 1.75, 1.5, 1.0, 1.0])

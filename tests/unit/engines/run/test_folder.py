@@ -13,7 +13,7 @@ from flatout.engines.run.folder import (
     choose_folder,
     draw_if_possible,
     find_begun,
-    recorded,
+    record_run,
 )
 from flatout.ground import ignore, runs
 from flatout.ground.errors import BadInput, MissingExtra
@@ -36,7 +36,7 @@ def test_without_a_name_a_run_gets_one_among_all_runs_and_resume_finds_the_lates
     folder = choose_folder(None, kind="evolve", name="sums")
     assert folder.parent == tmp_path / ".flatout" / "runs" and "evolve-sums" in folder.name
     assert not folder.exists()
-    with recorded(folder, kind="evolve", name="sums"):
+    with record_run(folder, kind="evolve", name="sums"):
         assert runs.read_run(folder).kind == "evolve"
         assert choose_folder(None, kind="evolve", name="sums") != folder
     assert (tmp_path / ".flatout" / ".gitignore").is_file()
@@ -47,13 +47,13 @@ def test_without_a_name_a_run_gets_one_among_all_runs_and_resume_finds_the_lates
 
 def test_a_job_that_torchrun_starts_again_resumes_its_own_run(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = choose_folder(None, kind="evolve", name="sums")
-    with recorded(folder, kind="evolve", name="sums"):
+    with record_run(folder, kind="evolve", name="sums"):
         pass
     for name, value in {"RANK": "0", "TORCHELASTIC_RESTART_COUNT": "1"}.items():
         monkeypatch.setenv(name, value)
     own = choose_folder(None, kind="evolve", name="sums", resume=True)  # it crashed before it had one
     assert own != folder and not own.exists()
-    with recorded(own, kind="evolve", name="sums"):
+    with record_run(own, kind="evolve", name="sums"):
         pass
     assert choose_folder(None, kind="evolve", name="sums", resume=True) == own
 
@@ -64,7 +64,7 @@ def test_a_job_finds_the_run_that_it_has_begun(out: str | None, monkeypatch: pyt
         monkeypatch.setenv(name, value)
     assert find_begun(out, kind="evolve") is None
     folder = choose_folder(out, kind="evolve", name="sums")
-    with contextlib.suppress(KeyboardInterrupt), recorded(folder, kind="evolve", name="sums"):
+    with contextlib.suppress(KeyboardInterrupt), record_run(folder, kind="evolve", name="sums"):
         assert find_begun(out, kind="evolve") == folder
         raise KeyboardInterrupt
     assert find_begun(out, kind="evolve") == folder
@@ -72,7 +72,7 @@ def test_a_job_finds_the_run_that_it_has_begun(out: str | None, monkeypatch: pyt
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", other)
         assert find_begun(out, kind="evolve") is None
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "sums")
-    with recorded(folder, kind="evolve", name="sums"):
+    with record_run(folder, kind="evolve", name="sums"):
         pass
     assert find_begun(out, kind="evolve") is None  # it is finished
 

@@ -15,10 +15,10 @@ from flatout.measure.device.kernels import (
     device_ns_by_node,
     host_waits,
     idle_after,
-    merged,
     summarise_device,
     timeline,
 )
+from flatout.measure.device.overlap import merge_intervals
 
 Rows = list[tuple[str, int, int, int, int]]
 
@@ -140,7 +140,7 @@ def test_merged_intervals_cover_the_same_points(spans: list[tuple[int, int]]) ->
     spans.sort()
     starts = np.array([start for start, _ in spans], dtype=np.int64)
     ends = np.array([start + length for start, length in spans], dtype=np.int64)
-    union_starts, union_ends = merged(starts, ends)
+    union_starts, union_ends = merge_intervals(starts, ends)
     covered = {point for start, length in spans for point in range(start, start + length)}
     again = [
         point for start, end in zip(union_starts, union_ends, strict=True) for point in range(start, end)

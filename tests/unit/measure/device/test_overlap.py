@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.measure.device.overlap import communication, covered
+from flatout.measure.device.overlap import communication, covered_length
 
 SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 10)), max_size=8)
 
@@ -21,7 +21,7 @@ def ticks(pairs: list[tuple[int, int]]) -> set[int]:
 def test_what_no_computation_hides_is_what_a_count_of_ticks_says(
     exchange: list[tuple[int, int]], computing: list[tuple[int, int]]
 ) -> None:
-    assert covered(spans(exchange)) == len(ticks(exchange))
+    assert covered_length(spans(exchange)) == len(ticks(exchange))
     found = communication(spans(exchange), spans(computing))
     if not exchange:
         assert found is None

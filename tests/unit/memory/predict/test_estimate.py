@@ -11,7 +11,7 @@ from flatout.ground.decisions import Decision
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.predict.allocator import simulate
 from flatout.memory.predict.estimate import FORMAT, MAX_POINTS, MemoryEstimate, Workspaces, estimate
-from flatout.memory.predict.replay import fit_replay, sized
+from flatout.memory.predict.replay import fit_replay, with_own_sizes
 from flatout.memory.predict.samples import sample_sizes
 from flatout.memory.trace.record import COMPONENTS, Guess, Trace
 from tests.support.memory import TraceBuilder, layered_step
@@ -43,7 +43,7 @@ def test_the_timeline_is_thin_and_holds_the_peak(batch_size: int, num_layers: in
 
 
 def test_it_is_what_the_allocator_does() -> None:
-    step = sized(layered_step(batch_size=24))
+    step = with_own_sizes(layered_step(batch_size=24))
     done = simulate(step.trace.events, step.num_bytes)
     found = estimate(step)
     assert found.peak_allocated_bytes == done.peak_allocated_bytes

@@ -23,7 +23,7 @@ from flatout.memory.predict.forecast import (
     estimate_job,
 )
 from flatout.memory.predict.repeat_steps import repeat_steps
-from flatout.memory.predict.replay import sized
+from flatout.memory.predict.replay import with_own_sizes
 from flatout.memory.probe.probe_results import ProbedBatch, ProbeResult
 from flatout.memory.trace.record import Trace
 from tests.support.memory import job_of, language_model_job, mlp_job, tower, traced
@@ -43,7 +43,7 @@ def test_what_if_is_a_fresh_trace_to_the_byte(
     forecaster: Forecaster, recipe: Recipe, batch_size: int
 ) -> None:
     replayed = forecaster.what_if(recipe, sizes={"batch_size": batch_size})
-    fresh = sized(traced(forecaster.job, recipe, device=forecaster.device, batch_size=batch_size))
+    fresh = with_own_sizes(traced(forecaster.job, recipe, device=forecaster.device, batch_size=batch_size))
     assert replayed.num_bytes.tolist() == fresh.num_bytes.tolist()
     assert replayed.peak_allocated_bytes() == fresh.peak_allocated_bytes()
     assert replayed.sizes == {"batch_size": batch_size, "length": 64}
@@ -51,7 +51,7 @@ def test_what_if_is_a_fresh_trace_to_the_byte(
 
 def reserved_at(job: Job, batch_size: int, cap_bytes: int, *, recipe: Recipe | None = None) -> bool:
     """Whether a fresh trace at `batch_size` stays within `cap_bytes` without a flush."""
-    step = sized(traced(job, recipe, batch_size=batch_size))
+    step = with_own_sizes(traced(job, recipe, batch_size=batch_size))
     done = simulate(step.trace.events, step.num_bytes, cap_bytes=cap_bytes)
     return done.out_of_memory_at is None and not done.num_flushes
 
@@ -60,12 +60,12 @@ def reserved_at(job: Job, batch_size: int, cap_bytes: int, *, recipe: Recipe | N
 def test_the_largest_batch_fits_and_the_one_above_does_not(forecaster: Forecaster, cap_bytes: int) -> None:
     found = forecaster.largest_batch(Recipe(), cap_bytes=cap_bytes)
     assert found.limit >= found.tight >= found.safe > 1
-    own = sized(forecaster.trace(Recipe(), {**forecaster.job.sizes, "batch_size": found.tight}))
+    own = with_own_sizes(forecaster.trace(Recipe(), {**forecaster.job.sizes, "batch_size": found.tight}))
     run = repeat_steps(own, num_steps=6)
     assert run.flushes(cap_bytes=int(cap_bytes * (1 - KEPT_FREE))) is not None
     assert found.num_flushes is not None and found.num_flushes >= 0
     own = forecaster.trace(Recipe(), {**forecaster.job.sizes, "batch_size": found.safe})
-    assert found.reserved_bytes == forecaster.simulate(sized(own)).peak_reserved_bytes <= cap_bytes
+    assert found.reserved_bytes == forecaster.simulate(with_own_sizes(own)).peak_reserved_bytes <= cap_bytes
     assert not reserved_at(forecaster.job, found.safe + 1, int(cap_bytes * (1 - SCATTER)))
 
 
@@ -173,7 +173,7 @@ def test_no_answer_flushes_under_expandable_segments() -> None:
     largest = forecaster.largest_batch(Recipe(), cap_bytes=200 * MIB)
     assert 0 < largest.safe <= largest.tight and largest.num_flushes == 0
     for batch_size in (largest.safe, largest.tight):
-        step = sized(forecaster.trace(Recipe(), {"batch_size": batch_size}))
+        step = with_own_sizes(forecaster.trace(Recipe(), {"batch_size": batch_size}))
         assert forecaster.simulate(step, cap_bytes=200 * MIB).num_flushes == 0
 
 

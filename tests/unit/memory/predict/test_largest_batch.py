@@ -15,7 +15,7 @@ from flatout.memory.predict.largest_batch import (
     largest_that,
     longest,
 )
-from flatout.memory.predict.replay import SizedTrace, fit_replay, sized
+from flatout.memory.predict.replay import SizedTrace, fit_replay, with_own_sizes
 from flatout.memory.predict.samples import sample_sizes
 from tests.support.memory import TraceBuilder, layered_step
 
@@ -29,7 +29,7 @@ def replayed(batch_size: int) -> SizedTrace:
 
 def holds(batch_size: int, cap_bytes: int, *, expandable: bool = False) -> tuple[bool, bool]:
     """Whether a fresh trace is safe, and whether it trains."""
-    step = sized(layered_step(batch_size=batch_size))
+    step = with_own_sizes(layered_step(batch_size=batch_size))
     done = simulate(step.trace.events, step.num_bytes, cap_bytes=cap_bytes, expandable_segments=expandable)
     trains = done.out_of_memory_at is None
     return trains and done.num_flushes == 0, trains
@@ -73,7 +73,7 @@ def test_a_batch_that_trains_by_luck_is_not_relied_on() -> None:
         build.mark("first", "forward")
         needs = 90 if batch_size in range(1, 91) or batch_size == 96 else 110
         build.birth(needs * MIB, "activations", "aten.mm.default")
-        return sized(build.trace(batch_size=batch_size))
+        return with_own_sizes(build.trace(batch_size=batch_size))
 
     def found(lucky: bool, **options: float) -> int:
         steps = step_at if lucky else lambda size: step_at(size if size != 96 else 97)
@@ -104,7 +104,7 @@ def test_memory_handed_back_makes_room_beyond_the_safe_batch() -> None:
         build.mark("first", "forward")
         build.death(build.birth(batch_size * 2 * MIB, "temporaries", "aten.mm.default"))
         build.death(build.birth(batch_size * 2 * MIB + 1, "temporaries", "aten.bmm.default"))
-        return sized(build.trace(batch_size=batch_size))
+        return with_own_sizes(build.trace(batch_size=batch_size))
 
     search = CapSearch(step_at, cap_bytes=400 * MIB)
     assert (search.safe_batch(), search.limit_batch()) == (99, 199)
@@ -116,7 +116,7 @@ def test_a_search_ends_where_it_is_told_to() -> None:
         build = TraceBuilder()
         build.mark("first", "forward")
         build.birth(512, "activations", "aten.mm.default")
-        return sized(build.trace(batch_size=batch_size))
+        return with_own_sizes(build.trace(batch_size=batch_size))
 
     search = CapSearch(step_at, cap_bytes=100 * MIB, max_batch=1000)
     assert search.safe_batch() == search.limit_batch() == 1000
@@ -144,7 +144,7 @@ def test_a_huge_batch_is_not_tried_at_every_size_below() -> None:
 
     def small(batch_size: int) -> SizedTrace:
         asked.append(batch_size)
-        return sized(layered_step(batch_size=1))
+        return with_own_sizes(layered_step(batch_size=1))
 
     assert CapSearch(small, cap_bytes=1 << 40).unbroken_batch() == MAX_BATCH
     assert len(asked) < 400

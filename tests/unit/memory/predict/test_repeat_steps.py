@@ -8,7 +8,7 @@ import pytest
 from flatout.memory.jobs.job import Recipe
 from flatout.memory.predict.allocator import allocated_series, round_bytes, simulate
 from flatout.memory.predict.repeat_steps import repeat_steps
-from flatout.memory.predict.replay import SizedTrace, sized
+from flatout.memory.predict.replay import SizedTrace, with_own_sizes
 from tests.support.memory import TraceBuilder, language_model_job, traced
 
 MIB = 2**20
@@ -16,7 +16,7 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def step() -> SizedTrace:
-    return sized(traced(language_model_job(), Recipe(clip_norm=1.0), batch_size=16))
+    return with_own_sizes(traced(language_model_job(), Recipe(clip_norm=1.0), batch_size=16))
 
 
 def two_steps(*, left: int = 6 * MIB) -> SizedTrace:
@@ -29,7 +29,7 @@ def two_steps(*, left: int = 6 * MIB) -> SizedTrace:
     build.death(gradient)
     build.death(build.birth(40 * MIB, "activations", "aten.mm.default"))
     build.birth(left, "gradients", "gradient")
-    return sized(build.trace(batch_size=1))
+    return with_own_sizes(build.trace(batch_size=1))
 
 
 def test_every_storage_is_born_once_and_dies_at_most_once(step: SizedTrace) -> None:
@@ -68,7 +68,7 @@ def test_a_trace_of_one_step_stays_as_it_is() -> None:
     build = TraceBuilder()
     build.mark("first", "forward")
     build.birth(MIB, "activations", "aten.mm.default")
-    run = repeat_steps(sized(build.trace(batch_size=1)))
+    run = repeat_steps(with_own_sizes(build.trace(batch_size=1)))
     assert run.events.tolist() == [0] and run.starts == ()
 
 

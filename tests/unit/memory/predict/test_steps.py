@@ -16,7 +16,7 @@ from flatout.memory.jobs.job import Recipe, Sizes
 from flatout.memory.predict.forecast import (
     Forecaster,
 )
-from flatout.memory.predict.replay import sized
+from flatout.memory.predict.replay import with_own_sizes
 from flatout.memory.predict.steps import TracedSteps
 from flatout.memory.trace.record import Trace
 from flatout.planner.forecast.trace_cache import TraceCache
@@ -47,7 +47,7 @@ def test_a_step_that_cannot_be_replayed_is_traced() -> None:
     job = job_of(SizeDecides, lambda batch_size: torch.empty(batch_size, 64))
     forecaster = Forecaster(job, on_progress=messages.append)
     found = forecaster.what_if(Recipe(), sizes={"batch_size": 5})
-    assert found.num_bytes.tolist() == sized(traced(job, batch_size=5)).num_bytes.tolist()
+    assert found.num_bytes.tolist() == with_own_sizes(traced(job, batch_size=5)).num_bytes.tolist()
     assert len(messages) == 2
     assert messages[0].startswith("tracing job, fp32, train")
     forecaster.what_if(Recipe(), sizes={"batch_size": 5})
@@ -65,7 +65,7 @@ def test_several_knobs_are_replayed_from_one_set_of_traces() -> None:
     for batch_size, length in ((40, 48), (3, 64)):
         sizes = {"batch_size": batch_size, "length": length}
         replayed = forecaster.what_if(Recipe(), sizes=sizes)
-        fresh = sized(traced(job, device=forecaster.device, **sizes))
+        fresh = with_own_sizes(traced(job, device=forecaster.device, **sizes))
         assert replayed.num_bytes.tolist() == fresh.num_bytes.tolist()
         assert replayed.sizes == sizes
     assert len(messages) == 1  # six small traces at once, and none for any of these

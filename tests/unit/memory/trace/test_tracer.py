@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Job, Recipe
-from flatout.memory.predict.replay import sized
+from flatout.memory.predict.replay import with_own_sizes
 from flatout.memory.process.isolated_process import check_backward, run_isolated
 from flatout.memory.trace.record import Trace
 from flatout.memory.trace.tracer import trace_job
@@ -93,7 +93,7 @@ def test_every_storage_is_born_once_and_dies_at_most_once() -> None:
 
 def test_two_traces_of_one_job_have_the_same_sizes() -> None:
     first, second = language_model(), traced(language_model_job())
-    assert sized(first).num_bytes.tolist() == sized(second).num_bytes.tolist()
+    assert with_own_sizes(first).num_bytes.tolist() == with_own_sizes(second).num_bytes.tolist()
     assert first.marks == second.marks
 
 
@@ -221,7 +221,7 @@ def test_accumulation_keeps_one_set_of_gradients() -> None:
     once, thrice = (language_model(Recipe(accumulation=count)) for count in (1, 3))
     assert kept(thrice)["gradients"] == kept(once)["gradients"] == 4 * once.num_parameters
     assert total(thrice)["activations"] > 2 * total(once)["activations"]
-    assert sized(thrice).peak_allocated_bytes() >= sized(once).peak_allocated_bytes()
+    assert with_own_sizes(thrice).peak_allocated_bytes() >= with_own_sizes(once).peak_allocated_bytes()
 
 
 def test_frozen_parameters_have_neither_gradient_nor_state() -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample, merge
-from flatout.monitor.verdicts.alarms import is_held_down, memory_runs_out, rising, stands_still
+from flatout.monitor.verdicts.alarms import fit_rise, is_held_down, memory_runs_out, stands_still
 from flatout.monitor.verdicts.window import Window
 
 GIB = 2**30
@@ -104,7 +104,7 @@ def test_clocks_are_held_down_when_the_driver_says_so(
 
 
 def test_a_steady_rise_has_its_slope() -> None:
-    rise = rising([(float(t), 100.0 + 3.0 * t) for t in range(40)], least=10)
+    rise = fit_rise([(float(t), 100.0 + 3.0 * t) for t in range(40)], least=10)
     assert rise is not None
     assert (rise.bytes_per_s, rise.span_s) == (3.0, 39.0)
 
@@ -114,7 +114,7 @@ def test_a_steady_rise_has_its_slope() -> None:
     noise=st.lists(st.floats(-0.4, 0.4), min_size=40, max_size=40),
 )
 def test_noise_below_the_step_does_not_hide_a_rise(slope: float, noise: list[float]) -> None:
-    rise = rising([(float(t), slope * (t + extra)) for t, extra in enumerate(noise)], least=slope)
+    rise = fit_rise([(float(t), slope * (t + extra)) for t, extra in enumerate(noise)], least=slope)
     assert rise is not None
     assert rise.bytes_per_s == pytest.approx(slope, rel=0.1)
 
@@ -131,10 +131,10 @@ def test_noise_below_the_step_does_not_hide_a_rise(slope: float, noise: list[flo
     ],
 )
 def test_what_is_no_rise(values: list[float | None]) -> None:
-    assert rising([(float(t), value) for t, value in enumerate(values)], least=1) is None
+    assert fit_rise([(float(t), value) for t, value in enumerate(values)], least=1) is None
 
 
 def test_a_few_seconds_or_a_few_bytes_are_no_trend() -> None:
-    assert rising([(t / 10, 100.0 * t) for t in range(40)], least=1) is None
-    assert rising([(float(t), float(t)) for t in range(40)], least=1000) is None
-    assert rising([(10.0 * t, float(t)) for t in range(7)], least=1) is None
+    assert fit_rise([(t / 10, 100.0 * t) for t in range(40)], least=1) is None
+    assert fit_rise([(float(t), float(t)) for t in range(40)], least=1000) is None
+    assert fit_rise([(10.0 * t, float(t)) for t in range(7)], least=1) is None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample, charted
+from flatout.monitor.sample import GpuSample, HostSample, JobSample, ProcessSample, Sample, charted_figures
 from flatout.monitor.verdicts.verdict import verdicts
 from flatout.monitor.web.run_stream import (
     MOST_OLDER,
@@ -258,7 +258,7 @@ def test_a_loss_that_is_no_number_is_sent_by_its_name() -> None:
     _, data = parsed(event("sample", sample_document(one, run="r", verdicts=())))
     assert isinstance(data, dict)
     assert data["sample"]["job"]["loss"] == "inf"
-    assert "job/loss" not in dict(charted(one))
+    assert "job/loss" not in dict(charted_figures(one))
 
 
 def test_phases_that_were_not_measured_have_no_column() -> None:
@@ -306,4 +306,4 @@ def test_a_history_is_compact() -> None:
 
 
 def test_what_is_unknown_is_not_charted() -> None:
-    assert dict(charted(Sample(time_s=1.0, host=HostSample(cpu_share=None)))) == {}
+    assert dict(charted_figures(Sample(time_s=1.0, host=HostSample(cpu_share=None)))) == {}

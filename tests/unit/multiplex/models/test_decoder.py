@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from flatout.ground.errors import BadInput
-from flatout.multiplex.decode.forward import normed
+from flatout.multiplex.decode.forward import normalise
 from flatout.multiplex.models.decoder import Norm
 from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import VOCABULARY, shared_model, tiny_model
@@ -47,5 +47,5 @@ def test_a_norm_may_store_its_weight_with_an_offset() -> None:
     weight = torch.full((16,), 1e-3, dtype=torch.bfloat16)
     offset = Norm(weight=weight, bias=None, eps=1e-6, centred=False, offset=1.0)
     whole = Norm(weight=weight.float() + 1, bias=None, eps=1e-6, centred=False)
-    assert torch.equal(normed(offset, x), normed(whole, x))
+    assert torch.equal(normalise(offset, x), normalise(whole, x))
     assert weight.add(1).eq(1).all()

@@ -140,7 +140,7 @@ def test_a_half_precision_model_is_read_in_its_type() -> None:
     decoder = read_decoder(model)
     assert decoder.dtype == decoder.norm.weight.dtype == torch.bfloat16
     x = torch.randn(5, 48, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    assert torch.equal(forward.normed(decoder.norm, x), model.model.norm(x))  # 1 + weight is not rounded
+    assert torch.equal(forward.normalise(decoder.norm, x), model.model.norm(x))  # 1 + weight is not rounded
 
 
 def test_an_unknown_family_is_named_with_those_that_are_known() -> None:

@@ -10,11 +10,11 @@ import pytest
 from flatout import api
 from flatout.ground.errors import BadInput
 from flatout.tuner.patches.apply import edits_of
-from flatout.tuner.patches.patch import PatchSite, rewritten, sha256
+from flatout.tuner.patches.patch import PatchSite, rewrite_file, sha256
 from flatout.tuner.results.prescription import KeptPatch, Prescription, load_prescription, save_prescription
 from tests.unit.tuner.patches.test_patch import LOOP
 
-PATCHED = rewritten(LOOP, [PatchSite(patch="rows-at-once", file="model.py", lines=(6,))])
+PATCHED = rewrite_file(LOOP, [PatchSite(patch="rows-at-once", file="model.py", lines=(6,))])
 
 
 def patched_prescription() -> Prescription:

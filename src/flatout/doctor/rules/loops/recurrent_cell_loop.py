@@ -47,7 +47,7 @@ from __future__ import annotations
 
 from flatout.doctor.ceilings import arm_at, prove, share_of
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import LAYERS, CodeLine, line_share, lines_of, show_calls, show_ops, timing
+from flatout.doctor.lines import LAYERS, CodeLine, line_share, lines_of, show_calls, show_ops, show_timing
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.arms.arm import DEPENDS
@@ -106,7 +106,7 @@ def _finding(evidence: Evidence, line: CodeLine, *, share: float, known: bool) -
         f"{cells} is called {calls} times per step here{rows}, {show_share(share)} of the step",
         figures=(
             f"{cells}: {calls} calls per step from this line",
-            timing(evidence, line) if known else around,
+            show_timing(evidence, line) if known else around,
         ),
         arms=ARMS[::-1] if _is_layer(line) else None,
         share=share,

@@ -28,7 +28,7 @@ Exact: the same indices.
 from __future__ import annotations
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.lines import direct_lines, line_share, show_calls, timing
+from flatout.doctor.lines import direct_lines, line_share, show_calls, show_timing
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
@@ -57,7 +57,10 @@ def detect(evidence: Evidence) -> list[Finding]:
             line.place,
             f"a table is searched {show_calls(calls)} times per step here, once for each sample: "
             f"{show_share(share)} of the step",
-            figures=(f"nonzero: {show_calls(calls)} calls per step from this line", timing(evidence, line)),
+            figures=(
+                f"nonzero: {show_calls(calls)} calls per step from this line",
+                show_timing(evidence, line),
+            ),
             share=share,
         )
     return findings

@@ -364,7 +364,7 @@ def _positions(model: nn.Module) -> tuple[int | None, int | None]:
     return 0, None
 
 
-def pooled(states: Tensor, lengths: Tensor) -> Tensor:
+def pool_rows(states: Tensor, lengths: Tensor) -> Tensor:
     """Return the mean of each row's real tokens: [rows, length, width] -> [rows, width]."""
     places = torch.arange(states.shape[1], device=states.device)
     real = (places < lengths[:, None]).to(states.dtype)

@@ -107,12 +107,12 @@ def added_norm(norm: nn.LayerNorm, branch_NW: Tensor, residual_NW: Tensor) -> tu
     if branch_NW.is_cuda and norm.elementwise_affine:
         kernels = _kernels(branch_NW.device, branch_NW.dtype, branch_NW.shape[1])
         if kernels is not None and is_bound_by_device(branch_NW):
-            return fused(norm, branch_NW, residual_NW, kernels)
+            return add_and_norm(norm, branch_NW, residual_NW, kernels)
     normed: Tensor = norm.forward(branch_NW + residual_NW)
     return normed, normed
 
 
-def fused(
+def add_and_norm(
     norm: nn.LayerNorm, branch_NW: Tensor, residual_NW: Tensor, kernels: NormKernels
 ) -> tuple[Tensor, Tensor]:
     """Do the same with these kernels."""

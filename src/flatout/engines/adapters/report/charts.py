@@ -242,7 +242,9 @@ def routing_line(
     return Curve(name=name or key, colour=colour, points=points)
 
 
-def learning(lines: Sequence[Curve], *, is_logarithmic: bool = False, height: float = 96) -> Drawing | None:
+def draw_learning(
+    lines: Sequence[Curve], *, is_logarithmic: bool = False, height: float = 96
+) -> Drawing | None:
     """Draw lines over the steps; None where no line has a point.  Evaluations are rare: gaps are joined."""
     known = [point for line in lines for point in line.known]
     if not known:
@@ -277,7 +279,7 @@ def plot_report(report: RunReport, path: Path) -> Path:
         else None,
     }
     for title, lines in curves_of.items():
-        panels[title] = learning(_coloured(lines), is_logarithmic="router" in title, height=130)
+        panels[title] = draw_learning(_coloured(lines), is_logarithmic="router" in title, height=130)
     return write_figure(path, panels, title=f"{report.name}  ·  {report.model}")
 
 

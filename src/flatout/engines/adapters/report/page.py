@@ -19,7 +19,7 @@ from flatout.engines.adapters.evaluation.results import (
 from flatout.engines.adapters.report.charts import (
     confidence_bars,
     confusion,
-    learning,
+    draw_learning,
     load_bars,
     loss_line,
     reliability,
@@ -280,6 +280,6 @@ def _router_panels(records: Sequence[StepRecord]) -> Iterator[Html]:
 
 
 def _panel(title: str, *charts: Sequence[Curve]) -> Iterator[Html]:
-    shown = [inline(chart) for lines in charts if (chart := learning(lines)) is not None]
+    shown = [inline(chart) for lines in charts if (chart := draw_learning(lines)) is not None]
     if shown:
         yield tag("div", tag("h3", title), *shown)

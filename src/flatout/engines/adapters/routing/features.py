@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flatout.data import TokenBudgetBatches
 from flatout.engines.adapters.lora.blocks import block_of
-from flatout.engines.adapters.lora.encoder import PackedEncoder, pooled
+from flatout.engines.adapters.lora.encoder import PackedEncoder, pool_rows
 from flatout.engines.run.tensor_files import load_tensors, save_tensors
 from flatout.ground.atomic_files import remove_leftovers
 from flatout.ground.errors import BadInput
@@ -124,7 +124,7 @@ def _compute(
         with torch.no_grad():
             states = encoder.depths(block)
             chosen_depths = [states[place] for place in depths_of(len(states))]
-            means = [pooled(states_BLH.float(), block.lengths) for states_BLH in chosen_depths]
+            means = [pool_rows(states_BLH.float(), block.lengths) for states_BLH in chosen_depths]
             rows_NH[numbers] = torch.cat(means, dim=-1).cpu()
     return rows_NH if ranks is None else ranks.gather(rows_NH, what="features")
 

@@ -68,7 +68,7 @@ def spearman(predicted: Sequence[float], expected: Sequence[float]) -> float:
     return pearson(_ranks(predicted), _ranks(expected))
 
 
-def explained(predicted: Sequence[float], expected: Sequence[float]) -> float:
+def explained_variance(predicted: Sequence[float], expected: Sequence[float]) -> float:
     """Return the share of the variance that the predictions explain (R²), in points."""
     said, true = (np.asarray(values, dtype=np.float64) for values in (predicted, expected))
     if not len(true) or not (spread := float(np.square(true - true.mean()).sum())):

@@ -73,7 +73,7 @@ def vectors(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def chosen(weights: Mapping[str, Tensor], patterns: Sequence[str] | None) -> dict[str, Tensor]:
+def choose_weights(weights: Mapping[str, Tensor], patterns: Sequence[str] | None) -> dict[str, Tensor]:
     """Choose the weights whose names match a pattern (*.mlp.*); all of them without patterns."""
     if patterns is not None and not patterns:
         raise BadInput("targets is empty: no weight would learn", hint="omit it, or name patterns: *.mlp.*")
@@ -90,7 +90,9 @@ def chosen(weights: Mapping[str, Tensor], patterns: Sequence[str] | None) -> dic
     }
 
 
-def unmoved(model: nn.Module, moved: Iterable[Tensor], *, names: Collection[str]) -> dict[str, int]:
+def unmoved_parameters(
+    model: nn.Module, moved: Iterable[Tensor], *, names: Collection[str]
+) -> dict[str, int]:
     """Return the parameters outside the memory of `moved` and not in `names`, with their sizes.
 
     A target may be a stack of several parameters, which are then views of it.

@@ -1,8 +1,9 @@
 """What a completion is worth: a number from a text and the facts of its prompt.
 
 A reward is any function `reward(completion, answer) -> float`, where `answer` holds what its task gave with
-the prompt, and the prompt itself.  Other forms become one (see `given`).  Rewards run in other processes (see
-`pool`), so they are module-level functions or frozen dataclasses that say by value what they check.
+the prompt, and the prompt itself.  `make_reward` turns other forms into this one.  Rewards run in other
+processes (see `pool`), so they are module-level functions or frozen dataclasses that say by value what they
+check.
 
 A reward with `cheap = True` promises two things: microseconds per call, and an end for every input.  It is
 called in the run's own process, without a time limit.  A user's pattern makes no such promise (a regular

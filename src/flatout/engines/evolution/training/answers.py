@@ -205,7 +205,7 @@ class Answers:
             self._es.release()
             if self._decoder.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self.schedule = schedule.halved(self.schedule)
+            self.schedule = schedule.halve_rows(self.schedule)
             self._on_progress(f"out of memory with {rows} rows at once: continuing with {self.schedule.rows}")
 
     def _prompts(self, *, epoch: int, count: int) -> list[Prompt]:

@@ -75,7 +75,7 @@ def schedule(
     return PopulationSchedule(chunks=chunks, rows=chosen_rows, chunk_members=chosen_members)
 
 
-def halved(found: PopulationSchedule) -> PopulationSchedule:
+def halve_rows(found: PopulationSchedule) -> PopulationSchedule:
     """Return the same chunks with half as many rows at once."""
     rows = found.rows.value
     if rows < 2:

@@ -50,7 +50,7 @@ from flatout.engines.run.folder import (
     choose_folder,
     draw_if_possible,
     find_begun,
-    recorded,
+    record_run,
 )
 from flatout.engines.run.log import RunLog, is_left
 from flatout.engines.run.meeting import Meeting
@@ -112,7 +112,7 @@ def evolve(
         chosen = dataclasses.replace(chosen, out=str(out))
         tell = (on_event, on_progress) if ranks.first else (ignore, ignore)
         trainer = Trainer(chosen, ranks=ranks, found=found, task=task, on_event=tell[0], on_progress=tell[1])
-        with recorded(out, kind=VERB, name=name) if ranks.first else contextlib.nullcontext():
+        with record_run(out, kind=VERB, name=name) if ranks.first else contextlib.nullcontext():
             return trainer.run()
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from flatout.engines.run.folder import recorded
+from flatout.engines.run.folder import record_run
 from flatout.engines.run.settings import save_settings
 from flatout.engines.steering.blocks import blocks_of, chosen_layers
 from flatout.engines.steering.load_model import LoadedModel, load_model
@@ -65,7 +65,7 @@ def run_search(settings: SearchSettings, *, on_progress: OnProgress, on_event: O
     on_progress(f"replicas: {placed}")
     if settings.ray is not None and settings.device == "auto" and not placed.value.replicas[0]:
         _refuse_idle_gpus(settings.ray)
-    with _only_one(settings.folder), recorded(settings.folder, kind="steer", name=settings.study_name):
+    with _only_one(settings.folder), record_run(settings.folder, kind="steer", name=settings.study_name):
         loaded = load_model(settings.model, gpus=placed.value.replicas[0], dtype=settings.dtype)
         chosen_layers(read_layers(settings.layers), num_layers=len(blocks_of(loaded.model)))
         _check_questions(settings, split, loaded)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import argument, call_of, dotted, method_of, simple, walk
+from flatout.tuner.patches.nodes import argument, call_of, dotted_name, method_of, simple, walk
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.source import Refused, Replacement, Source
 
@@ -32,7 +32,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
                 changes[each] = cst.SimpleStatementLine(body=[cst.Pass()]) if alone else None
         elif isinstance(each, cst.Call) and method_of(each) == "zero_grad" and source.loops_around(each):
             kept = argument(each, "set_to_none", 0)
-            if kept is not None and dotted(kept) == "False":
+            if kept is not None and dotted_name(kept) == "False":
                 changes[each] = each.with_changes(args=[])
     if lines:
         changes = {

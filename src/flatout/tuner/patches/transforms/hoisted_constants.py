@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import base_name, call_of, changed_names, dotted, method_of, names, walk
+from flatout.tuner.patches.nodes import base_name, call_of, changed_names, dotted_name, method_of, names, walk
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import CREATING, impure_part, module_kinds
 from flatout.tuner.patches.source import (
@@ -84,7 +84,7 @@ def _is_part(source: Source, node: cst.Call) -> bool:
 def _outermost_loop(source: Source, node: cst.Call) -> Loop | None:
     """Return the outermost loop that changes nothing a call reads."""
     found = None
-    reads_modules = any(dotted(each) in module_kinds(source, node) for each in walk(node))
+    reads_modules = any(dotted_name(each) in module_kinds(source, node) for each in walk(node))
     for loop in source.loops_around(node):
         changed = changed_names(loop)
         attributes = {base_name(each) for each in walk(node) if isinstance(each, cst.Attribute)}

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.nodes import (
-    appended,
-    assigned,
     bindings,
     call_of,
     is_empty_list,
     method_of,
+    read_append,
+    read_assignment,
     reads,
     walk,
 )
@@ -33,7 +33,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
     reason = "no loop here appends .item() to a list"
     seen: set[tuple[cst.CSTNode, str]] = set()
     for each in walk(source.module):
-        added = appended(each)
+        added = read_append(each)
         if added is None or not _is_item(added[1]) or not source.loops_around(each):
             continue
         scope = source.scope(each)
@@ -56,7 +56,7 @@ def _is_item(node: cst.CSTNode) -> bool:
 def _read_late(source: Source, name: str, scope: cst.CSTNode) -> dict[cst.CSTNode, Replacement]:
     changes: dict[cst.CSTNode, Replacement] = {}
     for each in walk(scope):
-        added, made = appended(each), assigned(each)
+        added, made = read_append(each), read_assignment(each)
         if added is not None and added[0] == name:
             value = added[1]
             if (
@@ -69,7 +69,7 @@ def _read_late(source: Source, name: str, scope: cst.CSTNode) -> dict[cst.CSTNod
         if made is not None and made[0] == name and not is_empty_list(made[1]):
             raise Refused(f"{name} does not start as an empty list")
     bound = [word for word in bindings(scope) if word.value == name]
-    begins = [word for word in bound if (assigned(source.statement(word)) or ("",))[0] == name]
+    begins = [word for word in bound if (read_assignment(source.statement(word)) or ("",))[0] == name]
     if not begins or len(begins) != len(bound):
         raise Refused(f"{name} is bound in a way that cannot be traced")
     for word in reads(scope):

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.joined_lists import JoinedList, rewrite_joined_lists
-from flatout.tuner.patches.nodes import dotted
+from flatout.tuner.patches.nodes import dotted_name
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.source import Refused, Source, expression, same
 
@@ -29,7 +29,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
 
 def _one_call(source: Source, found: JoinedList) -> cst.BaseExpression:
     call = found.element
-    model = dotted(call.func) if isinstance(call, cst.Call) else None
+    model = dotted_name(call.func) if isinstance(call, cst.Call) else None
     if found.joined != "cat" or model is None or not isinstance(call, cst.Call):
         raise Refused("the joined values are not a model's results for single rows")
     if len(call.args) != 1 or call.args[0].keyword is not None or call.args[0].star:
@@ -65,9 +65,9 @@ def _all_rows(found: JoinedList, row: cst.BaseExpression) -> str | None:
 def _owner_of_split(node: cst.BaseExpression) -> str | None:
     if not isinstance(node, cst.Call) or not isinstance(node.func, cst.Attribute):
         return None
-    if dotted(node.func) == "torch.split" and node.args:
-        return dotted(node.args[0].value)
-    return dotted(node.func.value)
+    if dotted_name(node.func) == "torch.split" and node.args:
+        return dotted_name(node.args[0].value)
+    return dotted_name(node.func.value)
 
 
 def _owner_of_row(node: cst.BaseExpression) -> str | None:
@@ -77,7 +77,7 @@ def _owner_of_row(node: cst.BaseExpression) -> str | None:
         elif isinstance(node, cst.Subscript):
             node = node.value
         else:
-            return dotted(node)
+            return dotted_name(node)
 
 
 PATCH = Patch(

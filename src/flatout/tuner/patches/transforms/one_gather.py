@@ -20,16 +20,16 @@ import libcst as cst
 
 from flatout.tuner.patches.joined_lists import inline_names
 from flatout.tuner.patches.nodes import (
-    appended,
     argument,
-    assigned,
     bindings,
     call_of,
     changed_names,
-    dotted,
+    dotted_name,
     is_empty_list,
     is_zero,
     method_of,
+    read_append,
+    read_assignment,
     reads,
     simple,
     target_names,
@@ -121,7 +121,7 @@ def _read_loop(source: Source, loop: cst.For) -> Body:
         outside=changed_names(loop),
     )
     block = loop.body.body
-    first = assigned(block[0]) if block else None
+    first = read_assignment(block[0]) if block else None
     if first is None or not (is_empty_list(first[1]) or isinstance(first[1], cst.List)):
         raise Refused("the loop over samples does not start with a new list")
     body.sequence = first[0]
@@ -161,19 +161,19 @@ def _read_head(source: Source, loop: cst.For) -> Head:
     else:
         pairs = [(target, inner)]
     for name, value in pairs:
-        if isinstance(name, cst.Name) and dotted(value) is not None:
+        if isinstance(name, cst.Name) and dotted_name(value) is not None:
             rows[name.value] = source.code(value)
     return Head(text=text, index=index, rows=rows, names=bound)
 
 
 def _read_end(body: Body, block: list[cst.BaseStatement] | list[cst.CSTNode]) -> str:
     """Read `sequences.append(torch.cat(seq, dim=0))`, in one statement or two."""
-    last = appended(block[-1])
+    last = read_append(block[-1])
     if last is None:
         raise Refused("the loop over samples does not end by appending a joined sequence")
     body.result, value = last
     if isinstance(value, cst.Name) and len(block) > 1:
-        before = assigned(block[-2])
+        before = read_assignment(block[-2])
         if before is not None and before[0] == value.value:
             value = before[1]
     called = call_of(value)
@@ -189,10 +189,10 @@ def _read_end(body: Body, block: list[cst.BaseStatement] | list[cst.CSTNode]) ->
 
 
 def _is_end(body: Body, statement: cst.CSTNode) -> bool:
-    last = appended(statement)
+    last = read_append(statement)
     if last is not None and last[0] == body.result:
         return True
-    made = assigned(statement)
+    made = read_assignment(statement)
     return made is not None and call_of(made[1]) in ("torch.cat", "torch.concat", "torch.stack")
 
 
@@ -204,7 +204,7 @@ def _read_statement(body: Body, statement: cst.CSTNode, where: tuple[str, ...]) 
     if isinstance(statement, cst.For):
         body.pieces.append(rows_piece(body, statement, where))
         return
-    added = appended(statement)
+    added = read_append(statement)
     if added is not None and added[0] == body.sequence:
         body.pieces.append(piece_of(body, added[1], where))
         return
@@ -213,7 +213,7 @@ def _read_statement(body: Body, statement: cst.CSTNode, where: tuple[str, ...]) 
         for value in several:
             body.pieces.append(piece_of(body, value, where))
         return
-    made = assigned(statement)
+    made = read_assignment(statement)
     if made is not None and not where and impure_part(made[1], body.kinds) is None:
         if made[0] in body.temporaries or made[0] in body.head.names:
             raise Refused(f"{made[0]} is bound twice in the loop over samples")
@@ -258,12 +258,12 @@ def _extended(statement: cst.CSTNode, sequence: str) -> list[cst.BaseExpression]
         owner = small.value.func
         if (
             isinstance(owner, cst.Attribute)
-            and dotted(owner.value) == sequence
+            and dotted_name(owner.value) == sequence
             and len(small.value.args) == 1
         ):
             value = small.value.args[0].value
     is_sum = isinstance(small, cst.AugAssign) and isinstance(small.operator, cst.AddAssign)
-    if is_sum and isinstance(small, cst.AugAssign) and dotted(small.target) == sequence:
+    if is_sum and isinstance(small, cst.AugAssign) and dotted_name(small.target) == sequence:
         value = small.value
     if not isinstance(value, (cst.List, cst.Tuple)):
         return None
@@ -277,8 +277,8 @@ def _extended(statement: cst.CSTNode, sequence: str) -> list[cst.BaseExpression]
 
 def _beginning(source: Source, loop: cst.For, name: str) -> cst.CSTNode:
     block = source.block(loop)
-    before = [each for each in block[: block.index(loop)] if (assigned(each) or ("",))[0] == name]
-    if not before or not is_empty_list((assigned(before[-1]) or ("", cst.Name("x")))[1]):
+    before = [each for each in block[: block.index(loop)] if (read_assignment(each) or ("",))[0] == name]
+    if not before or not is_empty_list((read_assignment(before[-1]) or ("", cst.Name("x")))[1]):
         raise Refused(f"{name} is not created empty beside the loop over samples")
     return before[-1]
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import base_name, call_of, changed_names, dotted, names, walk
+from flatout.tuner.patches.nodes import base_name, call_of, changed_names, dotted_name, names, walk
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.source import Refused, Replacement, Source, expression, free_name, statements
 
@@ -53,7 +53,7 @@ def _counter(loop: cst.For) -> str | None:
 
 def _place(source: Source, node: cst.Subscript) -> tuple[cst.For, str] | None:
     """Return (the loop whose counter selects the row, all rows as text) of `x[:, t]`, `x[t]`, `x[b, t]`."""
-    owner = dotted(node.value)
+    owner = dotted_name(node.value)
     parent = source.parent(node)
     if owner is None or isinstance(parent, (cst.AssignTarget, cst.AugAssign, cst.Del)):
         return None

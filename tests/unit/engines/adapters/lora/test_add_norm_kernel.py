@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.engines.adapters.lora.encoder_layers import NormKernels, added_norm, fused
+from flatout.engines.adapters.lora.encoder_layers import NormKernels, add_and_norm, added_norm
 from tests.support.kernels import DEVICE, Numbers, needs_device
 
 pytestmark = needs_device
@@ -27,7 +27,7 @@ def test_states_and_gradients(width: int, dtype: torch.dtype, readers: tuple[flo
     found = []
     for kernels in (NormKernels(add_norm_kernel.forward, add_norm_kernel.backward), None):
         given = [one.clone().requires_grad_() for one in (branch, residual)]
-        pair = added_norm(norm, *given) if kernels is None else fused(norm, *given, kernels)
+        pair = added_norm(norm, *given) if kernels is None else add_and_norm(norm, *given, kernels)
         used = [share * (y.float() * weights).sum() for share, y in zip(readers, pair, strict=True) if share]
         torch.stack(used).sum().backward()
         found.append((pair[0], *(one.grad for one in given)))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
 from flatout.engines.adapters.lora.blocks import TokenBlock, block_of
-from flatout.engines.adapters.lora.encoder import PackedEncoder, pooled
+from flatout.engines.adapters.lora.encoder import PackedEncoder, pool_rows
 from flatout.ground.errors import BadInput
 from flatout.multiplex.products.ranges import Path
 from tests.support.adapters_packed import (
@@ -373,7 +373,7 @@ def test_pooled_is_the_mean_of_real_tokens() -> None:
     states = torch.randn(3, 5, 4)
     lengths = torch.tensor([5, 2, 1])
     expected = torch.stack([states[row, :length].mean(0) for row, length in enumerate(lengths.tolist())])
-    torch.testing.assert_close(pooled(states, lengths), expected)
+    torch.testing.assert_close(pool_rows(states, lengths), expected)
 
 
 @torch.no_grad()

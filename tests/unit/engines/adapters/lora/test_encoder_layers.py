@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.encoder import PackedEncoder
-from flatout.engines.adapters.lora.encoder_layers import NormKernels, added_norm, fused, layers_of
+from flatout.engines.adapters.lora.encoder_layers import NormKernels, add_and_norm, added_norm, layers_of
 from tests.support.adapters_packed import bert, blocks, difference, filled, roberta, specs
 
 
@@ -37,7 +37,7 @@ def test_the_gradients_of_both_readers_arrive(readers: tuple[float, float]) -> N
     for together in (True, False):
         torch.manual_seed(0)
         branch, residual = (torch.randn(5, 8, requires_grad=True) for _ in range(2))
-        pair = fused(norm, branch, residual, plain) if together else added_norm(norm, branch, residual)
+        pair = add_and_norm(norm, branch, residual, plain) if together else added_norm(norm, branch, residual)
         powers = zip(readers, pair, (2, 3), strict=True)
         used = [share * normed.pow(power).sum() for share, normed, power in powers if share]
         torch.stack(used).sum().backward()

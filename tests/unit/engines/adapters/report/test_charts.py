@@ -11,7 +11,7 @@ from flatout.engines.adapters.report.charts import (
     LINE_COLOURS,
     confidence_bars,
     confusion,
-    learning,
+    draw_learning,
     load_bars,
     loss_line,
     plot_report,
@@ -124,14 +124,14 @@ def test_lines_hold_what_is_known() -> None:
     assert loss_line(records, "qa", name="loss").known == [(1, 2.0)]
     assert validation_line(records, "qa", "f1", name="f1").known == [(2, 40.0)]
     assert routing_line(records, "accuracy", name="accuracy").known == [(3, 0.5)]
-    assert learning([loss_line(records, "code", name="loss")]) is None
+    assert draw_learning([loss_line(records, "code", name="loss")]) is None
 
 
 def test_a_log_of_losses_that_are_zero_or_below_is_drawn() -> None:
     records = [
         StepRecord(phase="phase2", step=i, losses={"entropy": v}) for i, v in enumerate((-0.1, 0.0, 3.0))
     ]
-    chart = learning([loss_line(records, "entropy", name="entropy")], is_logarithmic=True)
+    chart = draw_learning([loss_line(records, "entropy", name="entropy")], is_logarithmic=True)
     assert chart is not None and chart.legend[0].value == "3"
 
 

@@ -77,13 +77,13 @@ def test_correlations_and_what_is_explained() -> None:
     assert metrics.pearson(doubled, true) == pytest.approx(100) and metrics.spearman(
         doubled, true
     ) == pytest.approx(100)
-    assert metrics.explained(true, true) == 100 and metrics.explained(doubled, true) < 0
+    assert metrics.explained_variance(true, true) == 100 and metrics.explained_variance(doubled, true) < 0
     # By hand: ranks 1, 2.5, 2.5, 4, 5 against 1 to 5.
     assert metrics.spearman([1, 7, 7, 8, 9], true) == pytest.approx(100 * 9.5 / (9.5 * 10) ** 0.5)
     assert metrics.spearman([-value for value in true], true) == pytest.approx(-100)
     assert (
         metrics.pearson([3.0] * 5, true)
-        == metrics.explained([4.0] * 5, true)
+        == metrics.explained_variance([4.0] * 5, true)
         == metrics.spearman([], [])
         == 0
     )

@@ -11,7 +11,7 @@ from torch import nn
 from flatout.engines.evolution.population.weights import (
     CPU_NUMBERS,
     Stack,
-    chosen,
+    choose_weights,
     is_language_model,
     linear_weights,
     stacks_of,
@@ -43,12 +43,12 @@ def test_a_transposed_layer_is_seen_as_out_by_in() -> None:
 
 def test_patterns_choose_and_one_without_a_match_is_named() -> None:
     weights = {"a.mlp.up": torch.zeros(1), "a.attn.qkv": torch.zeros(1)}
-    assert list(chosen(weights, ["*.mlp.*"])) == ["a.mlp.up"]
-    assert list(chosen(weights, None)) == list(weights)
+    assert list(choose_weights(weights, ["*.mlp.*"])) == ["a.mlp.up"]
+    assert list(choose_weights(weights, None)) == list(weights)
     with pytest.raises(BadInput, match=r"no target matches '\*\.mpl\.\*'"):
-        chosen(weights, ["*.mlp.*", "*.mpl.*"])
+        choose_weights(weights, ["*.mlp.*", "*.mpl.*"])
     with pytest.raises(BadInput, match="no Linear layer"):
-        chosen({}, None)
+        choose_weights({}, None)
 
 
 def test_what_generates_is_a_language_model() -> None:

@@ -11,7 +11,7 @@ from flatout.engines.evolution.training.schedule import (
     GPU_ROWS,
     Needs,
     PopulationSchedule,
-    halved,
+    halve_rows,
     needs_of,
     schedule,
 )
@@ -105,9 +105,9 @@ def test_half_the_rows_are_the_same_chunks() -> None:
     found = []
     while whole.rows.value > 1:
         found.append(whole.rows.value)
-        less = halved(whole)
+        less = halve_rows(whole)
         assert less.chunks == whole.chunks and less.chunk_members == whole.chunk_members
         whole = less
     assert found == [6, 2] and "did not fit" in whole.rows.reason
     with pytest.raises(BatchDoesNotFit, match="not even one row"):
-        halved(whole)
+        halve_rows(whole)

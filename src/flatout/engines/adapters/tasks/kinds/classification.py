@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets
 from flatout.engines.adapters.lora.chunked_loss import IGNORED
-from flatout.engines.adapters.lora.encoder import pooled
+from flatout.engines.adapters.lora.encoder import pool_rows
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.metrics import accuracy, label_f1, macro_f1
 from flatout.engines.adapters.tasks.rows import Record, Splits
@@ -41,7 +41,7 @@ class PooledHead(nn.Module):
 
     def forward(self, states_BLH: Tensor, lengths_B: Tensor) -> Tensor:
         dtype = next(self.parameters()).dtype
-        outputs: Tensor = self.layers(pooled(states_BLH.to(dtype), lengths_B))
+        outputs: Tensor = self.layers(pool_rows(states_BLH.to(dtype), lengths_B))
         return outputs
 
 

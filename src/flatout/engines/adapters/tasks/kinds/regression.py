@@ -21,7 +21,7 @@ from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets
 from flatout.engines.adapters.lora.chunked_loss import IGNORED
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.kinds.classification import PooledHead
-from flatout.engines.adapters.tasks.metrics import explained, pearson, spearman
+from flatout.engines.adapters.tasks.metrics import explained_variance, pearson, spearman
 from flatout.engines.adapters.tasks.rows import Record, Splits
 from flatout.engines.adapters.tasks.task import AdapterTask, Asked, Example, Prediction, TaskBatch
 from flatout.ground.errors import BadInput
@@ -98,7 +98,7 @@ class Regression(AdapterTask):
         guess = statistics.fmean(true) if true else 0.0  # for a row that is not answered
         numbers = [_read(text, default=guess) for text in said]
         return {
-            "explained": explained(numbers, true),
+            "explained": explained_variance(numbers, true),
             "pearson": pearson(numbers, true),
             "spearman": spearman(numbers, true),
         }
