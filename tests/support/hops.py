@@ -120,10 +120,7 @@ def diagnose(folder: Path) -> Callable[[], None]:
 
 JOB = """\
 import torch
-try:
-    from flatout.memory.jobs.job import Job, Recipe
-except ImportError:  # as the house was before
-    from flatout.memory.job import Job, Recipe
+from flatout.memory.jobs.job import Job, Recipe
 
 
 def build(settings):

@@ -98,9 +98,9 @@ class Bar:
         return f"{self.label}, {ARMS.get(self.arm, self.arm)}{aside}: {show_seconds(self.length_s)} ({split})"
 
 
-def bars(steps: Sequence[Step], *, most: int = MOST_BARS) -> tuple[Bar, ...]:
-    """Make at most about `most` bars; steps of different blocks never share one."""
-    size = math.ceil(len(steps) / most)
+def bars(steps: Sequence[Step]) -> tuple[Bar, ...]:
+    """Make at most about MOST_BARS bars; steps of different blocks never share one."""
+    size = math.ceil(len(steps) / MOST_BARS)
     found: list[Bar] = []
     for _block, group in itertools.groupby(steps, key=lambda step: (step.block, step.arm)):
         block = list(group)

@@ -109,11 +109,11 @@ def _gain_of_arm(arm: ArmResult) -> Gain:
     return Gain(ratio=arm.ratio, low=arm.low, high=arm.high, num_pairs=arm.num_blocks, best=arm.ratio)
 
 
-def smallest_gain(noise: Gain, *, num_pairs: int = MOST_PAIRS) -> float:
-    """Return the smallest gain that would be kept after this many pairs that vary like those of `noise`."""
+def smallest_gain(noise: Gain) -> float:
+    """Return the smallest gain that would be kept after all pairs, if they vary like those of `noise`."""
     half = math.log(noise.high / noise.low) / 2
     spread = half * math.sqrt(noise.num_pairs) / _quantile(T_TWO, max(1, noise.num_pairs - 1))
-    return LEAST_GAIN * math.exp(_quantile(T_TWO, num_pairs - 1) * spread / math.sqrt(num_pairs))
+    return LEAST_GAIN * math.exp(_quantile(T_TWO, MOST_PAIRS - 1) * spread / math.sqrt(MOST_PAIRS))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -169,9 +169,7 @@ class Replay:
             )
 
 
-def fit_replay(
-    traces: Sequence[Trace], *, periods: Mapping[str, int] = PERIODS, exact: bool = True
-) -> Replay:
+def fit_replay(traces: Sequence[Trace], *, exact: bool = True) -> Replay:
     """Fit a replay to traces of one job at `sample_sizes`, in any order.
 
     Where sizes are shared out, as tokens among experts, no polynomial is exact between multiples of the
@@ -182,7 +180,7 @@ def fit_replay(
         compare(base, trace)
     moved = {name for trace in traces for name in base.sizes if trace.sizes.get(name) != base.sizes[name]}
     knobs = tuple(
-        _fit_knob(name, base, traces, period=periods.get(name, 1), exact=exact)
+        _fit_knob(name, base, traces, period=PERIODS.get(name, 1), exact=exact)
         for name in sorted(moved, key=lambda name: (name != BATCH, name))
     )
     replay = Replay(

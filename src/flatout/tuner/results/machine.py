@@ -40,10 +40,10 @@ class Machine:
     flatout: str = ""
 
 
-def machine_of(evidence: Evidence, *, with_latencies: bool = True) -> Machine:
+def machine_of(evidence: Evidence) -> Machine:
     """Return the machine that a job was measured on, which is this one."""
     job, host = evidence.job, evidence.host
-    launch_s, read_s = measure_apart() if with_latencies else (None, None)
+    launch_s, read_s = measure_apart()
     return Machine(
         device=job.device_name or job.device,
         cpu=host.cpu_model or platform.processor() or "unknown",

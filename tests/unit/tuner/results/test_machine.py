@@ -63,4 +63,3 @@ def test_a_machine_is_that_of_the_evidence(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(machine, "measure_apart", lambda: (1e-6, 2e-6))
     found = machine_of(evidence())
     assert (found.device, found.cores, found.launch_s, found.device_to_host_s) == ("cpu", 2, 1e-6, 2e-6)
-    assert machine_of(evidence(), with_latencies=False).launch_s is None

@@ -72,11 +72,11 @@ class Router(nn.Module):
         hidden: Sequence[int] = (512, 256),
         dropout: float = 0.1,
         temperature: float = 1.0,
-        gumbel: bool = False,
     ) -> None:
         super().__init__()
         _check(width=width, num_tasks=num_tasks, hidden=hidden, dropout=dropout, temperature=temperature)
-        self.num_tasks, self.gumbel = num_tasks, gumbel
+        self.num_tasks = num_tasks
+        self.gumbel = False  # in training, draw one adapter per row; a phase may set it
         sizes = (width, *hidden)
         # Encoders differ in the scale of their states; the first layer must not.
         layers: list[nn.Module] = [nn.LayerNorm(width)]

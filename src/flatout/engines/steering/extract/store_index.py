@@ -73,10 +73,6 @@ class ShardIndex:
         found = [shard for shard in self._seen.values() if shard is not None]
         return [shard for shard in found if space in (None, shard.space)]
 
-    def unreadable(self) -> list[str]:
-        """List files with the name of a shard that are not: foreign, of another version, or damaged."""
-        return sorted(name for name, shard in self._seen.items() if shard is None)
-
     def find(self, space: str, *, keys: Sequence[bytes], layers: Sequence[int]) -> ShardPlaces:
         """Find where the wanted layers of the wanted texts lie."""
         shape = (len(keys), len(layers))

@@ -165,7 +165,8 @@ def test_a_loss_without_weight_is_not_computed() -> None:
 
 def test_sure_and_hard_routings_keep_finite_gradients() -> None:
     torch.manual_seed(0)
-    router = Router(6, num_tasks=3, hidden=(8,), gumbel=True)
+    router = Router(6, num_tasks=3, hidden=(8,))
+    router.gumbel = True
     with torch.no_grad():
         router.tasks.weight.mul_(1e4)  # probabilities round to zero and one
     features = torch.randn(16, 6)

@@ -204,7 +204,8 @@ def test_one_task_needs_no_choice() -> None:
 
 def test_a_hard_draw_is_one_adapter_with_the_gradient_of_all() -> None:
     torch.manual_seed(0)
-    router = Router(8, num_tasks=4, hidden=(16,), gumbel=True)
+    router = Router(8, num_tasks=4, hidden=(16,))
+    router.gumbel = True
     routing = router(torch.randn(20, 8))
     weights = routing.weights.detach()
     assert torch.equal(weights.amax(dim=-1), torch.ones(20)) and (weights.count_nonzero(dim=-1) == 1).all()

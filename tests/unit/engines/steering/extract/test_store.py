@@ -64,7 +64,8 @@ def shards(store: ActivationStore) -> list[Shard]:
 
 def unreadable(store: ActivationStore) -> list[str]:
     store.index.refresh()
-    return store.index.unreadable()
+    read = {shard.path.name for shard in store.index.shards()}
+    return sorted(path.name for path in store.folder.glob("*.safetensors") if path.name not in read)
 
 
 def put(store: ActivationStore, *numbers: int, space: Origin = SPACE) -> Path:
