@@ -257,6 +257,27 @@ def test_a_class_name_means_one_class() -> None:
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 
 
+NOT_A_VERB = re.compile(
+    r"(?:Whether|The|An?|Every|Each|All|Both|Any|No|Nothing|This|It|If|In|Inside|Where|How)\b|[^A-Z]"
+)
+
+
+def test_the_docstring_of_a_function_begins_with_a_verb() -> None:
+    said, others = 0, []
+    for path in source_files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            is_value = any("property" in ast.unparse(each) for each in node.decorator_list)
+            words = ast.get_docstring(node)
+            if words and not is_value:
+                said += 1
+                if NOT_A_VERB.match(words):
+                    others.append(f"{path.relative_to(SOURCE)}:{node.lineno} {node.name}: {words[:40]}")
+    assert said > 1000
+    assert not others
+
+
 def test_types_are_shipped() -> None:
     assert (SOURCE / "py.typed").is_file()
     wheel = project()["tool"]["hatch"]["build"]["targets"]["wheel"]

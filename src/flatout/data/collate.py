@@ -175,7 +175,7 @@ class _Named(Padded):
 
 
 def _is_structure(column: Sequence[Any]) -> bool:
-    """Whether a column of lists is to be collated item by item, like tuples."""
+    """Return whether a column of lists is to be collated item by item, like tuples."""
     item = next((sample[0] for sample in column if isinstance(sample, list) and sample), None)
     return isinstance(item, (Mapping, tuple, Tensor, np.ndarray))
 

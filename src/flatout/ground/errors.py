@@ -123,7 +123,7 @@ def first_line(error: BaseException) -> str:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Whether an interrupt is at the bottom of an error: a library that cleans up may raise its own."""
+    """Return whether an interrupt caused an error: a library that cleans up may raise its own."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -36,9 +36,9 @@ class Interrupts:
     """SIGINT and SIGTERM inside `with`, in the main thread; elsewhere nothing is installed."""
 
     def __init__(self, *, ask: bool = False, hold: bool = False, hangup: bool = False) -> None:
-        """`ask`: the owner reads `came`; `hold`: raise nothing before the first `release`.
+        """Let the owner read `came` with `ask`; with `hold`, raise nothing before the first `release`.
 
-        `hangup`: SIGHUP, the end of the terminal, is one too, unless it is ignored, as under nohup.
+        With `hangup`, SIGHUP (the terminal ends) is an interrupt too, unless it is ignored, as under nohup.
         """
         self._ask = ask
         self._hangup = hangup
@@ -79,7 +79,7 @@ class Interrupts:
             raise _interrupt(number)
 
     def take(self) -> bool:
-        """Whether a signal came while interrupts were put off; its owner ends the work, nothing is raised."""
+        """Return whether a signal came while interrupts were put off: the owner ends the work."""
         came, self._number = self.came, None
         return came
 

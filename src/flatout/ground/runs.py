@@ -399,7 +399,7 @@ def process_started_s(pid: int) -> float | None:
 
 
 def is_alive(pid: int, started_s: float | None) -> bool:
-    """Whether the process still runs that started at `started_s`; a zombie does not."""
+    """Return whether the process still runs that started at `started_s`; a zombie does not."""
     try:
         process = psutil.Process(pid)
         same = started_s is None or abs(process.create_time() - started_s) < 1.0

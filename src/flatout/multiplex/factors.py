@@ -30,7 +30,7 @@ class Factors:
     scale: float
 
     def __post_init__(self) -> None:
-        """Both factors must speak of the same variants and ranks."""
+        """Raise BadInput unless both factors have the same variants and ranks."""
         if self.shrink.ndim != 3 or self.expand.ndim != 3 or self.shrink.shape[:2] != self.expand.shape[:2]:
             raise BadInput(
                 f"shrink {tuple(self.shrink.shape)} and expand {tuple(self.expand.shape)} do not match",

@@ -43,7 +43,7 @@ class VariantRange:
 
 
 def are_even(ranges: Sequence[VariantRange]) -> bool:
-    """Whether ranges are of one length and end to end, their variants neighbours in order."""
+    """Return whether ranges are of one length and end to end, their variants neighbours in order."""
     if not ranges:
         return False
     first, size = ranges[0], len(ranges[0])

@@ -210,7 +210,7 @@ def _find(name: str, modules: Mapping[str, nn.Module], *, kinds: Literal["linear
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module is exactly `nn.Linear` or transformers' `Conv1D`.
+    """Return whether a module is exactly `nn.Linear` or transformers' `Conv1D`.
 
     A subclass may compute something else, or never be called (attention's out_proj).
     """
@@ -219,7 +219,7 @@ def is_linear(module: nn.Module) -> bool:
 
 
 def takes_vectors(module: nn.Module) -> bool:
-    """Whether a module's vectors can have full noise: linear maps, layer norms and RMS norms."""
+    """Return whether a module's vectors can have full noise: linear maps, layer norms and RMS norms."""
     return is_linear(module) or type(module).__name__.endswith(("LayerNorm", "RMSNorm"))
 
 

@@ -174,7 +174,7 @@ class AdapterTaskContract:
         assert all(parameter.grad is not None and parameter.grad.any() for parameter in head.parameters())
 
     def test_targets_go_by_rows_or_are_listed(self) -> None:
-        """Rows can be picked on the device, and batches of one shape can share a recorded step."""
+        """Check that rows can be picked on the device, and that batches of one shape can share a step."""
         _, examples = make_examples(self.task, 6)
         batch = self.task.collate(examples, adapter=0, pad_id=0, row_multiple=4)
         targets = dict(batch.targets)

@@ -47,7 +47,7 @@ class DatasheetContract:
             assert row.sold_gb * 10**9 <= row.memory_bytes <= row.sold_gb * 2**30, row.name
 
     def test_peaks_are_dense(self) -> None:
-        """A rate with sparsity would be twice what the other dtypes of the chip allow."""
+        """Refuse rates with sparsity: they are twice what the other dtypes of the chip allow."""
         for row in self.make_rows():
             peaks = row.peak_flops
             for over, under, times in (("fp16", "bf16", 1), ("fp16", "tf32", 2), ("fp8", "fp16", 2)):

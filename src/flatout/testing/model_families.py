@@ -57,7 +57,7 @@ class ModelFamilyContract:
 
     @torch.no_grad()
     def test_tokens_are_those_of_the_model(self) -> None:
-        """Prompts of different lengths in two slots: decode steps, and slots that are refilled."""
+        """Run prompts of different lengths in two slots: decode steps, and slots that are refilled."""
         model = self.drawn_model()
         prompts = [_tokens(model, length, seed=length) for length in (NUM_TOKENS, 1, 5)]
         generator = Generator(model, slots=2, max_tokens=NUM_TOKENS + NEW_TOKENS, eos=(), mode="eager")
@@ -71,7 +71,7 @@ class ModelFamilyContract:
 
     @torch.no_grad()
     def test_weights_are_the_models_own(self) -> None:
-        """Nothing is copied: the state dict keeps its values, and shares its storage with the decoder."""
+        """Check that nothing is copied: the state dict shares its storage with the decoder."""
         model = self.drawn_model()
         before = {name: value.clone() for name, value in model.state_dict().items()}
         decoder = read_decoder(model)

@@ -131,7 +131,7 @@ class RuleContract:
                 check(finding, rule)
 
     def test_any_evidence_gives_findings_that_can_be_shown_and_saved(self) -> None:
-        """The fault is there, and any part of the Evidence is replaced by anything of its type."""
+        """Replace any part of the faulty Evidence by anything of its type."""
         from hypothesis import given, settings
         from hypothesis import strategies as st
 
@@ -156,7 +156,7 @@ class RuleContract:
 
 
 def check(finding: Finding, rule: Rule) -> None:
-    """Whether a finding says what every finding says, in numbers that are numbers."""
+    """Return whether a finding says what every finding says, in numbers that are numbers."""
     assert (finding.code, finding.name) == (rule.code, rule.name)
     assert finding.message
     assert finding.evidence

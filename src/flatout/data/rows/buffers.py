@@ -48,7 +48,7 @@ class Buffers:
         self.__init__(**state)  # type: ignore[misc]
 
     def plain(self, num_bytes: int) -> bool:
-        """Whether any memory will do for a field of this size."""
+        """Return whether any memory will do for a field of this size."""
         # last, because a forked worker must not ask for CUDA
         return not self._num_kept(num_bytes) and not self._shares and not self._pins
 

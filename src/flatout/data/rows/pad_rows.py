@@ -234,7 +234,7 @@ def _common_shape(column: Sequence[Any], field: str) -> tuple[list[int], tuple[i
 
 
 def _same_dtype(column: Sequence[Any], field: str, pad: Pad) -> bool:
-    """Whether all samples have one dtype; an error where the batch cannot take them.
+    """Return whether all samples have one dtype; an error where the batch cannot take them.
 
     Without `pad.dtype` the batch has that of sample 0, and takes samples whose dtype promotes to it.
     """
@@ -259,7 +259,7 @@ def _as_torch(dtype: Any, field: str) -> torch.dtype:
 
 
 def _fits(dtype: Any, first: Any, pad: Pad, field: str) -> bool:
-    """Whether a batch whose first sample has dtype `first` can take one of `dtype`."""
+    """Return whether a batch whose first sample has dtype `first` can take one of `dtype`."""
     if pad.dtype is not None:
         return torch.can_cast(_as_torch(dtype, field), pad.dtype)
     if isinstance(dtype, torch.dtype) != isinstance(first, torch.dtype):

@@ -150,7 +150,7 @@ class PieceTable:
         self.pad_row = end
 
     def _shares(self, one: int, two: int, placed: Sequence[int]) -> bool:
-        """Whether piece `two` may read the table's rows of piece `one`."""
+        """Return whether piece `two` may read the table's rows of piece `one`."""
         values = self.pieces[two].values
         if self.pieces[two].kind != "rows" or self.pieces[one].values is not values:
             return False

@@ -188,7 +188,7 @@ class Eggroll:
 
     @contextlib.contextmanager
     def formed(self, index: int | None) -> Iterator[None]:
-        """Inside the block, form the weights of a member: slow, and the reference for all the rest.
+        """Form the weights of a member inside the block: slow, and the reference for all the rest.
 
         None leaves them unchanged.  Vectors with full noise get none.
         """
@@ -205,7 +205,7 @@ class Eggroll:
 
     @contextlib.contextmanager
     def forward(self, *, rows_per_member: int = 1, members: range | None = None) -> Iterator[nn.Module]:
-        """Inside the block, the model runs `rows_per_member` rows for each member, in the members' order."""
+        """Run `rows_per_member` rows for each member inside the block, in the members' order."""
         if isinstance(self.model, Decoder):
             raise BadInput(
                 "a Decoder has no forward of its own", hint="make it with the model, or call generate"

@@ -20,12 +20,12 @@ from flatout.page.printable import shorten
 from flatout.page.scales import round_scale, step_scale, zero_scale
 
 LONGEST_TEXT = 1200
-TOLD = (  # of the settings
+SHOWN_SETTINGS = (
     *("population", "prompts", "rank", "sigma", "sigma_schedule", "lr", "lr_schedule", "optimizer"),
     *("shaping", "noise", "arithmetic", "max_new_tokens", "temperature", "mode", "dtype", "seed"),
 )
 Value = Callable[[EpochRecord], float | None]
-UNTRAINED = "optimizer"  # a colour, as those of the curves are
+UNTRAINED_COLOUR = "optimizer"
 # Per panel: its title, and the curves in it by name, with their colour and value.
 PANELS: Mapping[str, Mapping[str, tuple[str, Value]]] = {
     "reward": {
@@ -59,7 +59,7 @@ def _panel(records: Sequence[EpochRecord], name: str) -> Drawing | None:
     if name == "reward" and first.epoch == 0 and first.reward_heldout is not None:
         level = first.reward_heldout
         points = [(0, level), (max(last.epoch, 1), level)]
-        lines.append(Curve(name="untrained", colour=UNTRAINED, points=points, dashed=True))
+        lines.append(Curve(name="untrained", colour=UNTRAINED_COLOUR, points=points, dashed=True))
     values = [value for line in lines for _, value in line.known]
     if not values:
         return None
@@ -160,5 +160,9 @@ def _weights(first: EpochRecord) -> Iterator[Html]:
 
 
 def _settings(settings: Mapping[str, Any]) -> Html:
-    pairs = [(name.replace("_", " "), str(settings[name])) for name in TOLD if settings.get(name) is not None]
+    pairs = [
+        (name.replace("_", " "), str(settings[name]))
+        for name in SHOWN_SETTINGS
+        if settings.get(name) is not None
+    ]
     return section("Settings", facts(pairs), anchor="settings")

@@ -51,7 +51,7 @@ class Checkpoints(Generic[State]):
     def __init__(
         self, folder: Path, *, counter: str, state: type[State], extra: str, version: int = 1
     ) -> None:
-        """`extra` names the extra of Flatout that brings safetensors to this engine."""
+        """Name in `extra` the extra of Flatout that brings safetensors to this engine."""
         self.folder, self._counter, self._state = folder, counter, state
         self._extra, self._version = extra, version
 

@@ -92,7 +92,7 @@ def _this_run(kind: str, name: str) -> runs.Run:
 
 
 def _may_resume(run: runs.Run, launch: Launch) -> bool:
-    """Whether this process may continue a run; one that torchrun restarted may only continue its own."""
+    """Return whether this process may continue a run; one that torchrun restarted continues only its own."""
     return not launch.restarts or run.launcher == runs.launcher_of(launch)
 
 

@@ -52,7 +52,7 @@ class RunLog(Generic[Record]):
         settings: Mapping[str, Any] | None = None,
         tensorboard: bool | None = None,
     ) -> None:
-        """`tensorboard` None writes curves if it is installed; True requires it."""
+        """Write curves with `tensorboard`: None if it is installed; True requires it."""
         self.path = log_path(folder)
         self._kind = kind
         self._file = open_to_append(self.path)
@@ -111,7 +111,7 @@ def log_path(folder: Path) -> Path:
 
 
 def is_written(folder: Path) -> bool | None:
-    """Whether a live run writes the log of a folder; None if that is unknown."""
+    """Return whether a live run writes the log of a folder; None if that is unknown."""
     try:
         with log_path(folder).open("rb") as file:
             free = try_lock(file, shared=True)
@@ -123,7 +123,7 @@ def is_written(folder: Path) -> bool | None:
 
 
 def is_left(folder: Path, *, within_s: float = 10.0) -> bool:
-    """Whether no run writes the log of a folder; a killed run may take a moment to end."""
+    """Return whether no run writes the log of a folder; a killed run may take a moment to end."""
     deadline_s = time.monotonic() + within_s
     while (lives := is_written(folder)) and time.monotonic() < deadline_s:
         time.sleep(0.02)
@@ -158,7 +158,7 @@ def read_header(folder: Path) -> dict[str, Any]:
 
 
 def has_log(folder: Path, kind: LogKind[Any]) -> bool:
-    """Whether a run of this kind left a log in a folder, which it does before its first checkpoint."""
+    """Return whether a run of this kind left a log in a folder, which it does before its first checkpoint."""
     return read_header(folder).get("format") == kind.format
 
 

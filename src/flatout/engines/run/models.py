@@ -55,7 +55,7 @@ def capability_of(device: torch.device) -> tuple[int, int] | None:
 
 
 def is_model_id(name: str) -> bool:
-    """Whether a name is written as OWNER/NAME and its first part is not a folder here."""
+    """Return whether a name is written as OWNER/NAME and its first part is not a folder here."""
     return re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name) is not None and not Path(name).parent.is_dir()
 
 
@@ -120,7 +120,7 @@ def open_tokenizer(folder: Path, *, extra: str) -> Any:
 
 
 def has_chat_template(tokenizer: Any) -> bool:
-    """Whether a tokenizer writes prompts in a chat template."""
+    """Return whether a tokenizer writes prompts in a chat template."""
     return getattr(tokenizer, "chat_template", None) is not None
 
 

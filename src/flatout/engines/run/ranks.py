@@ -37,7 +37,7 @@ class Ranks:
         meeting: Meeting | None = None,
         carrier: torch.device | None = None,
     ) -> None:
-        """`carrier` is where tensors must lie to travel: a GPU for NCCL, else the CPU."""
+        """Send tensors from `carrier`: a GPU for NCCL, else the CPU."""
         self.device, self.rank, self.num_ranks = device, rank, num_ranks
         self.meeting = meeting
         self._carrier = carrier or torch.device("cpu")
@@ -115,7 +115,7 @@ class Ranks:
         return every[:width].to(parts.device)
 
     def any(self, flag: bool) -> bool:
-        """Whether a flag is set on any rank."""
+        """Return whether a flag is set on any rank."""
         return bool(self.gather(torch.tensor(float(flag))) > 0)
 
     def share_weights(self, module: nn.Module) -> None:

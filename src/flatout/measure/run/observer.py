@@ -70,22 +70,22 @@ class JobListener:
     """Hears from an observer how its job goes; a subclass acts on what it needs to know."""
 
     def finished(self) -> None:
-        """The last planned step ended."""
+        """Hear that the last planned step ended."""
 
     def progress(self, message: str) -> None:
-        """A block of steps begins."""
+        """Hear that a block of steps begins."""
 
     def block_ended(self) -> None:
-        """The steps of a block are measured."""
+        """Hear that the steps of a block are measured."""
 
     def stuck(self, arm: Arm) -> None:
-        """The steps of an arm hang, although it runs them unchanged by now."""
+        """Hear that the steps of an arm hang, although it runs them unchanged by now."""
 
     def overdue(self) -> None:
-        """The time is up, and a step goes on."""
+        """Hear that the time is up, and a step goes on."""
 
     def due(self, seconds: float) -> None:
-        """The job will be overdue in `seconds`, unless something else is said."""
+        """Hear that the job will be overdue in `seconds`, unless something else is said."""
 
 
 class Observer:

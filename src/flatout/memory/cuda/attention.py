@@ -94,7 +94,7 @@ _plain: list[None] = []  # one for each plain attention that is running
 
 
 def adds_in_place() -> bool:
-    """Whether plain attention is running, which on real tensors adds its mask in place."""
+    """Return whether plain attention is running, which on real tensors adds its mask in place."""
     return bool(_plain)
 
 
@@ -108,7 +108,7 @@ def _adding_in_place() -> Iterator[None]:
 
 
 def _reads(mask: Tensor | None) -> bool:
-    """Whether fused kernels can read this mask: its rows must be contiguous."""
+    """Return whether fused kernels can read this mask: its rows must be contiguous."""
     return mask is None or mask.shape[-1] == 1 or mask.stride(-1) == 1
 
 

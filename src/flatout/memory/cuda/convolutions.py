@@ -168,7 +168,7 @@ def _weight_gradient(args: Any, num_multiprocessors: int) -> Group:
 
 
 def _is_transformed(args: Any) -> bool:
-    """Whether many samples have the weight's gradient from Fourier transforms."""
+    """Return whether many samples have the weight's gradient from Fourier transforms."""
     x, weight, stride, transposed, groups = args[1], args[2], args[4], args[7], args[9]
     if x.dtype is not torch.float32 or transposed or groups > 1:
         return False
@@ -294,7 +294,7 @@ def _is_half(x: Tensor) -> bool:
 
 
 def _is_image(x: Tensor, weight: Tensor, transposed: bool) -> bool:
-    """Whether an image is read or written: few channels on one side of the weight."""
+    """Return whether an image is read or written: few channels on one side of the weight."""
     reads = transposed or weight.shape[1] == x.shape[1]  # not a part of the channels, as in groups
     return weight.shape[0] < FEW_CHANNELS or (reads and weight.shape[1] < FEW_CHANNELS)
 
@@ -308,7 +308,7 @@ def _is_read_directly(x: Tensor, weight: Tensor, stride: Any) -> bool:
 
 
 def _is_lean(x: Tensor, weight: Tensor, stride: Any, transposed: bool) -> bool:
-    """Whether the weight gradient of a float32 image takes nothing: in 2D, or with one position."""
+    """Return whether the weight gradient of a float32 image takes nothing: in 2D, or with one position."""
     in_plane = x.dim() == 4 or _is_product(weight, stride)
     return transposed or (in_plane and _is_read_directly(x, weight, stride))
 
@@ -331,7 +331,7 @@ def _is_product(weight: Tensor, stride: Any) -> bool:
 
 
 def _copies_product(x: Tensor, weight: Tensor, *, in_backward: bool = False) -> bool:
-    """Whether a kernel of one position needs copies: its rows are not aligned and its channels many."""
+    """Return whether a kernel of one position needs copies: unaligned rows, and many channels."""
     if _is_aligned(x) or _is_point(x):
         return False
     if in_backward:
@@ -340,7 +340,7 @@ def _copies_product(x: Tensor, weight: Tensor, *, in_backward: bool = False) -> 
 
 
 def _sums_samples(x: Tensor, weight: Tensor, num_multiprocessors: int) -> bool:
-    """Whether the weight gradient is one product per sample, and their sum, even for few samples."""
+    """Return whether the weight gradient is one product per sample, and their sum, even for few samples."""
     if not _is_half(x):
         thin = weight.shape[1] <= THIN or weight.shape[0] % _load(x)
         is_long = math.prod(x.shape[2:]) >= LONG_SAMPLE
@@ -358,7 +358,7 @@ def _num_tiles(weight: Tensor) -> int:
 
 
 def _is_point(x: Tensor) -> bool:
-    """Whether the image has one position, so that the kernel is one product."""
+    """Return whether the image has one position, so that the kernel is one product."""
     return math.prod(x.shape[2:]) == 1
 
 

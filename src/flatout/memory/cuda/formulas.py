@@ -32,7 +32,7 @@ class Formula(NamedTuple):
 def partial_sums(
     num_outputs: int, num_inputs: int, num_multiprocessors: int, num_in_row: int | None = None
 ) -> int:
-    """Sum many inputs into few outputs: several blocks share an output and leave partial sums.
+    """Return the bytes of partial sums: where many inputs become few outputs, several blocks share an output.
 
     Threads of a block run along the outputs, up to four of them at a time, where those that lie in one row
     (all of them, unless a sum goes over a dimension between others) can be divided so.
@@ -53,22 +53,23 @@ def partial_sums(
 
 
 def block_sums(num_rows: int, width: int, itemsize: int, num_multiprocessors: int) -> int:
-    """Sum the gradient of a norm's weight by blocks, if its rows are many and narrow."""
+    """Return the bytes of the sums by block of a norm's weight gradient, if its rows are many and narrow."""
     return _num_blocks(num_rows, width, num_multiprocessors) * width * itemsize
 
 
 def sums_of_blocks(num_rows: int, width: int, num_multiprocessors: int) -> int:
+    """Return the bytes of the partial sums with which these blocks are added."""
     num_blocks = _num_blocks(num_rows, width, num_multiprocessors)
     return partial_sums(width, num_blocks, num_multiprocessors) if num_blocks else 0
 
 
 def either(count: int, below: int, bytes_below: int, bytes_from: int) -> int:
-    """Return one amount below a bound, another from there on: a kernel's choice by a count."""
+    """Return one amount below a bound, another from there on: a kernel that is chosen by a count."""
     return bytes_below if count < below else bytes_from
 
 
 def shared_tiles(num_positions: int, of_a_share: int, most_shares: int, tile_bytes: int, beside: int) -> int:
-    """Share the tiles of a sum over positions among multiprocessors, as many as have enough to add."""
+    """Return the bytes of a sum over positions that multiprocessors share, as many as have enough to add."""
     shares = min(most_shares, num_positions // of_a_share)
     return (shares * tile_bytes if shares > 1 else 0) + beside
 
@@ -84,11 +85,12 @@ def _power_below(count: int, most: int) -> int:
 
 
 def sorted_indices(count: int) -> int:
+    """Return the bytes of the sorted copy of many indices."""
     return 8 * count if count > SORTED_FROM else 0
 
 
 def pieces_of_a_table(count: int, num_rows: int, width: int) -> int:
-    """Sum the gradient of an embedding: rows of equal index in pieces, then the pieces."""
+    """Return the bytes of an embedding's gradient: rows of equal index as pieces, then their sums."""
     if count <= SORTED_FROM:
         return 0
     return (count // ROWS_PER_PIECE + min(count, num_rows)) * width * 4

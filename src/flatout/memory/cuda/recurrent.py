@@ -243,7 +243,7 @@ def _padded_workspace(
 
 
 def _is_persistent(kind: str, x: Tensor, hidden: int) -> bool:
-    """Whether PyTorch asks cuDNN for persistent kernels: datacentre GPUs, one layer, half precision."""
+    """Return whether PyTorch asks for persistent kernels: datacentre GPUs, one layer, half precision."""
     rows, width = x.shape[1], x.shape[2]
     if kind == "gru" or hidden % 128 or width % 128 or hidden > 1024 or rows % 8 or rows > 128:
         return False

@@ -187,7 +187,7 @@ def _num_in_row(x: Tensor, reduced: set[int]) -> int:
 
 
 def _is_biased_in_one(bias: Tensor, _: Tensor, weight: Tensor) -> bool:
-    """Whether cuBLASLt adds the bias: PyTorch asks it if neither side of the weight is one."""
+    """Return whether cuBLASLt adds the bias: PyTorch asks it if neither side of the weight is one."""
     return bias.dim() == 1 and bool(weight.shape[0] > 1) and bool(weight.shape[1] > 1)
 
 

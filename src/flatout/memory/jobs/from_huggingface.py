@@ -60,7 +60,7 @@ TASKS = {
 
 
 def is_config(name: str) -> bool:
-    """Whether a name is a folder with a config.json, or that file."""
+    """Return whether a name is a folder with a config.json, or that file."""
     path = Path(name)
     return (path / "config.json").is_file() or (path.name == "config.json" and path.is_file())
 

@@ -122,7 +122,7 @@ def _holds_tensors(module: nn.Module) -> bool:
 
 
 def is_lightning(found: type) -> bool:
-    """Whether a class is a LightningModule, by the two methods that matter."""
+    """Return whether a class is a LightningModule, by the two methods that matter."""
     from torch import nn
 
     return issubclass(found, nn.Module) and all(
@@ -187,9 +187,9 @@ def optimizer_maker(optimizer: Any, *, model: nn.Module | None) -> MakeOptimizer
                 "an existing optimizer belongs to an existing model",
                 hint="give the optimizer as a function of the list of parameters",
             )
-        from flatout.memory.jobs.optimizer_copies import like
+        from flatout.memory.jobs.optimizer_copies import make_copies_of
 
-        return like(several, model)
+        return make_copies_of(several, model)
     if isinstance(optimizer, type) or callable(optimizer):
         make: MakeOptimizer = optimizer
         return make

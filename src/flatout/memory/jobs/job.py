@@ -24,7 +24,7 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "pure-bf16"
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number; what callers pass is not checked by types."""
+    """Return whether it is a finite number; what callers pass is not checked by types."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -14,7 +14,7 @@ from flatout.memory.jobs.example_batch import map_tensors
 from flatout.memory.jobs.held_tensors import fresh_tensor, held_tensors
 
 
-class Several(torch.optim.Optimizer):
+class OptimizerSequence(torch.optim.Optimizer):
     """Steps several optimizers one after another, such as those of a generator and a critic."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -29,7 +29,7 @@ class Several(torch.optim.Optimizer):
         return loss
 
 
-def like(
+def make_copies_of(
     optimizers: Sequence[torch.optim.Optimizer], model: nn.Module
 ) -> Callable[[list[nn.Parameter]], torch.optim.Optimizer]:
     """Return a maker of the same optimizers over a copy's parameters, without their state."""
@@ -46,7 +46,7 @@ def like(
         made = {id(given): its_copy for given, its_copy in zip(trainable, parameters, strict=True)}
         copies = _Copies(made)
         copied = [copies.copy(optimizer) for optimizer in optimizers]
-        return copied[0] if len(copied) == 1 else Several(copied)
+        return copied[0] if len(copied) == 1 else OptimizerSequence(copied)
 
     return make_optimizer
 

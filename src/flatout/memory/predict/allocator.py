@@ -44,7 +44,7 @@ _LARGE_BASE = _LARGE_SEGMENT << 22  # where the large pool's addresses begin whe
 
 
 def expandable_segments_of(settings: str | None) -> bool:
-    """Whether the allocator's settings, as `PYTORCH_CUDA_ALLOC_CONF` has them, switch expandable segments on.
+    """Return whether the settings of `PYTORCH_CUDA_ALLOC_CONF` switch expandable segments on.
 
     The variable is read where the job runs; ask with the value that it has there.
     """

@@ -203,7 +203,7 @@ class Forecaster(TracedSteps):
         return best
 
     def _never_flushes(self, step: SizedTrace, cap_bytes: int) -> bool:
-        """Whether the step runs without a flush (expandable segments may flush below the cap)."""
+        """Return whether the step runs without a flush (expandable segments may flush below the cap)."""
         done = self.simulate(step, cap_bytes=cap_bytes)
         return done.out_of_memory_at is None and not done.num_flushes
 
@@ -278,7 +278,7 @@ class Forecaster(TracedSteps):
         return self._peaks[at]
 
     def trains(self, sizes: Sizes, *, recipe: Recipe, capacity_bytes: int) -> bool:
-        """Whether the steps run on a device where the process gets no more than `capacity_bytes`."""
+        """Return whether the steps run on a device where the process gets no more than `capacity_bytes`."""
         recipe = limit_accumulation(recipe)
         cap_bytes = capacity_bytes - self._beside_bytes(sizes, recipe)
         if cap_bytes <= 0:
@@ -331,7 +331,7 @@ class Forecaster(TracedSteps):
         return with_own_sizes(self.trace(recipe, {**self.sizes, **sizes}))
 
     def _is_replayed(self, sizes: Sizes, recipe: Recipe) -> bool:
-        """Whether the step is replayed: a replay is at hand, or the batch is too large to make."""
+        """Return whether the step is replayed: a replay is at hand, or the batch is too large to make."""
         what = _without_batch(recipe, sizes)
         if (what, sizes[BATCH]) in self._traced_at:
             return False

@@ -71,7 +71,7 @@ class Unit:
         return sum(piece.gathered_bytes(ranks) for piece in self.pieces)
 
     def holds(self, module: str | None) -> bool:
-        """Whether a module of this dotted name is the block or lies in it."""
+        """Return whether a module of this dotted name is the block or lies in it."""
         return self.name != ROOT and (module == self.name or (module or "").startswith(f"{self.name}."))
 
 

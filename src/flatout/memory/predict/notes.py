@@ -31,7 +31,7 @@ LEANS: dict[Lean, str] = {
 
 
 def is_not_cuda(device: Device | None) -> bool:
-    """Whether the device is one of a vendor that has no CUDA."""
+    """Return whether the device is one of a vendor that has no CUDA."""
     name = None if device is None else device.datasheet
     return any(row.name == name and row.vendor != "NVIDIA" for row in all_datasheets())
 

@@ -96,7 +96,7 @@ class Knob:
         return self.points[1] - self.points[0]
 
     def covers(self, value: int) -> bool:
-        """Whether the polynomial holds at `value`."""
+        """Return whether the polynomial holds at `value`."""
         if not self.exact:
             return value >= 1
         if value < 1 or (value - self.points[0]) % self.step:
@@ -129,7 +129,7 @@ class Replay:
     traced: tuple[dict[str, int], ...]
 
     def covers(self, **sizes: int) -> bool:
-        """Whether `at` can answer for these sizes."""
+        """Return whether `at` can answer for these sizes."""
         return not self._list_uncovered(sizes)
 
     def at(self, **sizes: int) -> SizedTrace:

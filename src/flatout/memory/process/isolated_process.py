@@ -1,10 +1,11 @@
 """Run a function in a child process and return its result.
 
 Traces change the process they run in (see `cuda.rules`), and a model's code may crash or take all memory:
-neither may reach the caller.  The child is forked where it can be, since a forked one is given models as they
-are.  With a CUDA build of torch, a process that has asked CUDA for anything, even for the number of GPUs,
-cannot fork a child that uses CUDA; and after its first backward none whose own backward would run.  Then the
-work is packed (`parcel`) and sent to a server that starts from nothing and forks there (`fork_server`).
+neither may reach the caller.  The child is forked where possible, since a forked child has the caller's
+models as they are.  With a CUDA build of torch that is not always possible: once a process has asked CUDA for
+anything, even for the number of GPUs, its children cannot use CUDA, and once it has run a backward, its
+children cannot run one.  Then the work is packed (`parcel`) and sent to a server that starts from nothing and
+forks there (`fork_server`).
 """
 
 from __future__ import annotations

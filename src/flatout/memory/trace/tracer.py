@@ -190,7 +190,7 @@ class Tracer(TorchDispatchMode):
             self._hold(group, name)
 
     def _by_autograd(self) -> bool:
-        """Whether autograd itself adds: what a function written in Python adds is added as it says.
+        """Return whether autograd itself adds: what a function written in Python adds is added as it says.
 
         Between autograd's engine and the operation there is no Python code of anyone else.
         """
@@ -357,7 +357,7 @@ class _ModuleNames:
 
 
 def _in_backward() -> bool:
-    """Whether autograd's engine is running, be it for a gradient that the forward asks for."""
+    """Return whether autograd's engine is running, be it for a gradient that the forward asks for."""
     return int(torch._C._current_graph_task_id()) != -1
 
 

@@ -89,7 +89,7 @@ def two_steps(
 
 
 def _is_stray(each: Born) -> bool:
-    """Whether it is a scalar that building the model left in a library's cache: not part of the job."""
+    """Return whether it is a scalar that a library cached while the model was built: not part of the job."""
     return each.component is None and each.num_bytes <= STRAY_BYTES
 
 

@@ -1,4 +1,4 @@
-"""What a job's own torch can tell of its GPU, without ever waiting for it.
+"""What a job's own torch reports of its GPU, without ever waiting for the GPU.
 
 Nothing here imports torch: the job has.  A GPU runs behind the host, so the host's clock cannot say whether
 the GPU was idle while the host waited for a batch.  Two events in the GPU's stream can: one recorded before
@@ -8,9 +8,9 @@ them is the time it stood still.  Events are read later, when they have happened
 A loss on the GPU is copied to pinned memory in the stream, and read once the copy is done: asking a tensor
 for its value would make the host wait for the GPU at every step.
 
-AMD's GPUs answer to the same calls of torch; NVML does not know them, so their name and their memory are told
-here as well.  Of Apple's GPU torch tells memory, and nothing of its time that could be had without waiting.
-Neither has been tried on such a machine: tests play what torch answers there.
+AMD's GPUs answer the same calls of torch;  NVML does not know them, so this module also reports their name
+and memory.  For Apple's GPU torch reports memory, and no times that can be read without waiting.  Neither has
+been tried on such a machine: tests imitate torch's answers there.
 """
 
 from __future__ import annotations

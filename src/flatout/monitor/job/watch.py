@@ -109,7 +109,7 @@ class WatchedRun:
         return self.reporter
 
     def takes(self, *, name: str | None, root: Path | None) -> bool:
-        """Whether a `watch` with these options means this run."""
+        """Return whether a `watch` with these options means this run."""
         is_here = (root or runs_folder()).absolute() == self.folder.parent.absolute()
         return name in (None, self.name) and is_here and self.folder.is_dir()
 

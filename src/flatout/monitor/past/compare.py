@@ -1,13 +1,13 @@
 """Two runs side by side, with the differences that matter and those that are noise.
 
-A run's figure is a mean over stretches of it that differ among themselves: a shared machine, a warm-up, an
-epoch's end.  What two runs differ by is believed only where it stands out from that: the interval of the
-ratio comes from drawing whole blocks of neighbouring points again (neighbours are alike, so points are not
-independent), and a difference under one percent is not worth a word even where it is certain.  The first
-tenth of each run is left out: caches, autotuning and compilation live there.
+A run's figure is a mean, and its stretches differ among themselves: a shared machine, a warm-up, the end of
+an epoch.  A difference between two runs counts only if it exceeds that.  The interval of the ratio is a
+bootstrap over whole blocks of neighbouring points, because neighbours are alike and points are not
+independent; a difference under one percent is not reported even if it is certain.  The first tenth of each
+run is left out: it holds the filling of caches, autotuning and compilation.
 
-Two runs are not an experiment.  Whatever else changed between them (another GPU, another batch, a neighbour
-on the machine) is in the difference, and the comparison says which of these it can see.
+Two runs are not an experiment.  Whatever else changed between them (another GPU, another batch, another job
+on the machine) is part of the difference, and the comparison names those changes that it can see.
 """
 
 from __future__ import annotations

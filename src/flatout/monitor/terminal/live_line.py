@@ -127,11 +127,11 @@ class LineWriter:
 
 
 def _is_terminal(stream: TextIO) -> bool:
-    """Whether to draw in place: not on rich's stand-in for stderr, which prints whole lines."""
+    """Return whether to draw in place: not on rich's stand-in for stderr, which prints whole lines."""
     return getattr(stream, "isatty", bool)() and not hasattr(stream, "rich_proxied_file")
 
 
 def _has_rates(samples: Sequence[Sample]) -> bool:
-    """Whether the machine's shares and the job's rate are known."""
+    """Return whether the machine's shares and the job's rate are known."""
     sample = merge(samples)
     return sample.span_s is not None and (sample.job is None or sample.job.steps_per_s is not None)

@@ -349,12 +349,12 @@ class StandingLine:
 
 
 def is_writable(stream: TextIO | None) -> bool:
-    """Whether a stream is there and open: a job may close its stderr."""
+    """Return whether a stream is there and open: a job may close its stderr."""
     return stream is not None and not getattr(stream, "closed", False)
 
 
 def is_taken(stream: TextIO) -> bool:
-    """Whether a program reads key by key or without echo, or the shell has another job in front."""
+    """Return whether a program reads key by key or without echo, or the shell has another job in front."""
     try:
         number = stream.fileno()
         flags = termios.tcgetattr(number)[3]

@@ -44,7 +44,7 @@ def new_token() -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server bound to `host`."""
+    """Return whether only this machine can reach a server bound to `host`."""
     address = _address(host)
     return host.lower() == "localhost" if address is None else address.is_loopback
 
@@ -86,7 +86,7 @@ class Guard:
         return "this is not a name of this machine: open its address instead, such as http://127.0.0.1"
 
     def is_known(self, host: str) -> bool:
-        """Whether the user can have typed this Host; its port may belong to a tunnel."""
+        """Return whether the user can have typed this Host; its port may belong to a tunnel."""
         try:
             name = urlsplit(f"//{host}").hostname
         except ValueError:

@@ -155,7 +155,7 @@ class RunList:
         return self.entries
 
     def _is_own_log(self, run: Run) -> bool:
-        """Whether it is the log of this machine that this very process keeps, which is listed as such."""
+        """Return whether it is the log of this machine that this process keeps, which is listed as such."""
         is_own = run.name == MACHINE and run.pid == os.getpid() and state_of(run) == "running"
         return self.own_key == MACHINE and is_own
 

@@ -184,7 +184,7 @@ def end_tokens(model: nn.Module | Decoder) -> tuple[int, ...]:
 
 
 def _check_factors(decoder: Decoder, factors: Mapping[str, Factors]) -> None:
-    """Every set of factors must fit the product it is named after."""
+    """Raise BadInput unless every set of factors fits the product it is named after."""
     known = decoder.projections()
     for name, one in factors.items():
         if name not in known:
@@ -204,7 +204,7 @@ def _check_factors(decoder: Decoder, factors: Mapping[str, Factors]) -> None:
 
 
 def _check_vectors(decoder: Decoder, vectors: Mapping[int, Tensor]) -> None:
-    """Every table of vectors must belong to a layer and have its width."""
+    """Raise BadInput unless every table of vectors belongs to a layer and has its width."""
     for layer, one in vectors.items():
         if not 0 <= layer < len(decoder.blocks):
             raise BadInput(

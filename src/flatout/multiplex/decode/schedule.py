@@ -148,7 +148,7 @@ class Schedule:
         state.cache.clear(unclean)
 
     def _prefill(self, taken: dict[int, Request]) -> None:
-        """All prompt tokens but the last, shared parts first and once."""
+        """Run all prompt tokens but the last, shared parts first and once."""
         num_alike = Counter(request.prompt for request in taken.values() if request.variant is None)
         shared: dict[int, int] = {}
         for slot, request in taken.items():

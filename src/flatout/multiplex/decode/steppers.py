@@ -204,14 +204,19 @@ class Portable:
 
 
 def _static(function: Callable[..., Any]) -> Any:
-    """Compiled for the shapes at hand: left to itself, the compiler takes what a second model in the same
-    process has different (widths, numbers of heads) for variable, and gives up on what follows."""
+    """Compile for the shapes at hand.
+
+    Left to itself, the compiler treats as variable what differs in a second model of the same process
+    (widths, numbers of heads), and gives up on what follows.
+    """
     return torch.compile(function, dynamic=False)
 
 
 def _of_any_length(function: Callable[..., Any]) -> Any:
-    """`corrected`, compiled for any number of rows and tokens and for the widths at hand: with those unknown
-    it would divide by them and read a number at a time."""
+    """Compile `corrected` for any number of rows and tokens and for the widths at hand.
+
+    With unknown widths the compiled code would divide by them and read one number at a time.
+    """
     import torch._dynamo
 
     compiled = _static(function)
@@ -227,7 +232,7 @@ def _of_any_length(function: Callable[..., Any]) -> Any:
 
 
 def _mark_bucket(places: Sequence[forward.RowPlaces]) -> None:
-    """The one size that changes from step to step: all buckets share a compiled block."""
+    """Mark the one size that changes from step to step: all buckets share a compiled block."""
     import torch._dynamo
 
     for mask in {id(place.mask): place.mask for place in places}.values():
@@ -237,8 +242,11 @@ def _mark_bucket(places: Sequence[forward.RowPlaces]) -> None:
 
 @contextmanager
 def _compiling() -> Iterator[None]:
-    """Room for the block's compiled forms (generators of other sizes in the same process share its code), and
-    for sums over many ranks: left to itself, the compiler writes a sum to memory at the eighth tensor."""
+    """Raise the compiler's limits for a block.
+
+    Generators of other sizes in the same process share its code, so it needs room for more compiled forms;
+    and by default the compiler writes a sum over many ranks to memory at the eighth tensor.
+    """
     import torch._dynamo.config
     import torch._inductor.config
 

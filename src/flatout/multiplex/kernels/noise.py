@@ -67,7 +67,7 @@ def draw_all(
 
 @triton.jit
 def drawn_entries(block, pair, epoch, key_low, key_high, BLOCK: tl.constexpr):
-    """The table entries of BLOCK counters from `block` on, eight each, in the order of the elements."""
+    """Draw the table entries of BLOCK counters from `block` on, eight each, in the order of the elements."""
     blocks = block + tl.arange(0, BLOCK)
     zeros = tl.zeros([BLOCK], tl.uint32)
     w0, w1, w2, w3 = tl.philox_impl(

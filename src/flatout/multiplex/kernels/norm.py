@@ -19,13 +19,13 @@ ONCE = tl.constexpr("evict_first")  # nothing reads it again: let it make room f
 
 @triton.jit
 def add_four(a0, a1, a2, a3, b0, b1, b2, b3):
-    """Four sums in one pass over the threads."""
+    """Add four sums in one pass over the threads."""
     return a0 + b0, a1 + b1, a2 + b2, a3 + b3
 
 
 @triton.jit
 def stored(pointer, start, columns, inside):
-    """A factor's `columns` past element `start`, as they lie in memory: four int8 to a register."""
+    """Load a factor's `columns` past element `start` as they lie in memory: four int8 to a register."""
     return tl.load(pointer + start + columns, mask=inside, other=0)
 
 

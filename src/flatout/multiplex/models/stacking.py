@@ -80,7 +80,7 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _adjacent(parts: Sequence[Tensor]) -> bool:
-    """Whether each part begins where the one before it ends, in one storage."""
+    """Return whether each part begins where the one before it ends, in one storage."""
     storage = parts[0].untyped_storage().data_ptr()
     offset = parts[0].storage_offset()
     for part in parts:

@@ -306,7 +306,7 @@ def wide_products(a: Tensor, b: Tensor) -> Tensor:
 
 @functools.cache
 def adds_into_wider(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether torch adds a product in half precision to a float32 view in place: tried once on small ones."""
+    """Return whether torch adds a half-precision product to a float32 view in place: tried once."""
     wide = torch.ones(2, 16, 64, device=device)
     into, a = wide[:, :, :32], torch.ones(2, 16, 16, device=device, dtype=dtype)
     b = torch.ones(2, 16, 32, device=device, dtype=dtype)

@@ -57,7 +57,7 @@ def branch_for(x_NK: Tensor) -> SideStream:
 
 
 def is_bound_by_device(x_NK: Tensor) -> bool:
-    """Whether the device is busy longer than the host with a pass over these tokens: recorded, or many."""
+    """Return whether a pass over these tokens takes the device longer than the host: recorded, or many."""
     return x_NK.is_cuda and (len(x_NK) >= BRANCH_TOKENS or torch.cuda.is_current_stream_capturing())
 
 

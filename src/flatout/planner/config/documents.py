@@ -93,7 +93,7 @@ class Layer:
 
 
 def is_hydra(document: Document) -> bool:
-    """Whether a `defaults` list says which files the config is made of."""
+    """Return whether a `defaults` list says which files the config is made of."""
     return document.sections.get("defaults") == "list"
 
 
@@ -452,7 +452,7 @@ def _check_nothing_else_moved(before: Document, text: str, changes: Mapping[str,
 
 
 def means(found: Value, wanted: Value) -> bool:
-    """Whether a value read back is the wanted one; in quotes, a number is its characters."""
+    """Return whether a value read back is the wanted one; in quotes, a number is its characters."""
     if isinstance(found, str) and not isinstance(wanted, str):
         found = plain_value(found)
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)

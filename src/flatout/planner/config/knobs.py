@@ -198,9 +198,9 @@ def section_of(knob: str, stage: Stage, *, style: Style) -> str | None:
 
 
 def is_evaluation(key: str) -> bool:
-    """Whether a word of the key says evaluation: `val_loader` and `testLoader` do, `value_head` does not.
+    """Return whether a word of the key says evaluation: `val_loader` does, `value_head` does not.
 
-    `gradient_clip_val` is the name of a knob, and no evaluation.
+    `gradient_clip_val` is the name of a knob and does not count.
     """
     *sections, last = key.split(".")
     named = [*sections, "" if last in LAST_NAMES["clip_norm"] else last]

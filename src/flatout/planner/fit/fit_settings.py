@@ -41,7 +41,7 @@ def fit_settings(
         for stages in grouped
     )
     for group in groups:
-        group.suggestion(wish.choose)  # a name that nobody bears is said before anything is written
+        group.suggestion(wish.choose)  # refuse an unknown name before anything is written
     return Fit(
         settings=settings,
         budget=budget,

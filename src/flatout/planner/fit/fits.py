@@ -170,7 +170,7 @@ class Judge:
         )
 
     def fits(self, stage: StageSettings, sizes: Mapping[str, int], recipe: Recipe) -> bool:
-        """Whether a step trains within the margin, and also where the memory really ends.
+        """Return whether a step trains within the margin, and also where the memory really ends.
 
         More room mostly helps and need not: the allocator then hands memory back at another moment.
         """
@@ -188,7 +188,7 @@ class Judge:
         return self.budget.usable_bytes if self.caution(stage) is None else sure_bytes
 
     def runs(self, stage: StageSettings, sizes: Mapping[str, int], recipe: Recipe) -> bool:
-        """Whether a step trains within all that is free."""
+        """Return whether a step trains within all that is free."""
         return self._trains(stage, sizes, recipe=recipe, capacity_bytes=self.budget.free_bytes.value)
 
     def _trains(

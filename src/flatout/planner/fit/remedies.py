@@ -45,7 +45,7 @@ def needed_bytes(
 def _fits(
     stage: StageSettings, recipe: Recipe, *, judge: Judge, over: Mapping[str, int] | None = None
 ) -> bool:
-    """Whether a batch of one trains within the margin."""
+    """Return whether a batch of one trains within the margin."""
     sizes = job_sizes(stage, judge.forecast, batch_size=1, over=over)
     return all(judge.fits(stage, sizes, one) for one in _recipes(stage, recipe))
 

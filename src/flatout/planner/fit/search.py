@@ -263,7 +263,7 @@ class GroupSearch:
         return found if evaluated and self._fits(found) else None
 
     def _fits(self, suggestion: Suggestion) -> bool:
-        """Whether every stage that decides trains within the margin at its own sizes."""
+        """Return whether every stage that decides trains within the margin at its own sizes."""
         return all(self.judge.fits(stage, *self._step_of(stage, suggestion)) for stage in self.deciding)
 
     def _within(self, best: Suggestion, *, capacity_bytes: int) -> Suggestion | None:

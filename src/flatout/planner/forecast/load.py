@@ -187,7 +187,7 @@ def _with_lists(value: object) -> object:
 def find_segments(
     wanted: bool | None = None, *, profile: bool = False, environment: Mapping[str, str] | None = None
 ) -> Decision[bool]:
-    """Whether segments are expandable: what is `wanted`, else what the environment says.
+    """Return whether segments are expandable: what is `wanted`, else what the environment says.
 
     A probe runs under the environment's setting, so that it cannot measure another.
     """

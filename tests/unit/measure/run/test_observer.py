@@ -27,7 +27,7 @@ from flatout.measure.run import observer as observer_module
 from flatout.measure.run.assemble import Assembly, Ending
 from flatout.measure.run.lineage import LEAST_SET_UP_S, OVERDUE_S
 from flatout.measure.run.observer import FEWEST_FOR_ARMS, JobListener, Observer, ObserverOptions
-from flatout.measure.run.step_blocks import deadline
+from flatout.measure.run.step_blocks import deadline, sequence
 from flatout.measure.run.step_blocks.deadline import LEAST_STEPS_S
 from flatout.measure.run.step_blocks.schedule import StepBlock, WarmUp
 from tests.support.measure import line_of
@@ -603,7 +603,7 @@ def test_what_passes_find_that_were_put_off_is_tried_as_well(monkeypatch: pytest
             yield ByKernels()
 
     plan = [StepBlock(arm="real", num_steps=4)], [StepBlock(arm="kernels", num_steps=2)]
-    monkeypatch.setattr(observer_module, "plan_passes", lambda *_args, **_options: plan)
+    monkeypatch.setattr(sequence, "plan_passes", lambda *_args, **_options: plan)
     optimizer = sgd()
     evidence = diagnosed(lambda: optimizer.step(), proposers=(propose,))  # noqa: PLW0108 - looked up when it is called
     assert list(dict.fromkeys(each.arm for each in evidence.steps)) == [

@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from flatout.ground.errors import BadInput
 from flatout.memory.jobs.from_objects import copy_model, job_of, optimizer_maker, own_loss
 from flatout.memory.jobs.job import Job, Recipe
-from flatout.memory.jobs.optimizer_copies import Several
+from flatout.memory.jobs.optimizer_copies import OptimizerSequence
 from flatout.memory.jobs.step import Parts, make_parts, run_step
 
 
@@ -311,5 +311,5 @@ def test_a_step_that_names_two_optimizers_has_both() -> None:
     job = job_of(step, torch.ones(2, 4))
     whole = job.make_model()
     optimizer = job.make_optimizer(list(whole.parameters()))
-    assert isinstance(optimizer, Several)
+    assert isinstance(optimizer, OptimizerSequence)
     assert [type(each) for each in optimizer.optimizers] == [torch.optim.Adam, torch.optim.SGD]

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from flatout.memory.jobs.from_objects import copy_model
-from flatout.memory.jobs.optimizer_copies import Several, like
+from flatout.memory.jobs.optimizer_copies import OptimizerSequence, make_copies_of
 
 
 class Ascending(torch.optim.Optimizer):
@@ -34,7 +34,7 @@ class Ascending(torch.optim.Optimizer):
 
 def copied(model: nn.Module, *optimizers: torch.optim.Optimizer) -> tuple[nn.Module, torch.optim.Optimizer]:
     twin = copy_model(model)
-    made = like(optimizers, model)(list(twin.parameters()))
+    made = make_copies_of(optimizers, model)(list(twin.parameters()))
     twin(torch.ones(2, 3)).sum().backward()
     made.step()
     return twin, made
@@ -73,6 +73,6 @@ def test_several_optimizers_step_one_after_another() -> None:
         torch.optim.Adam(model[0].parameters()),
         torch.optim.SGD(model[1].parameters(), lr=0.1, momentum=0.9),
     )
-    assert isinstance(made, Several)
+    assert isinstance(made, OptimizerSequence)
     assert [len(each.state) for each in made.optimizers] == [2, 2]
     assert len(made.param_groups[0]["params"]) == len(list(twin.parameters()))

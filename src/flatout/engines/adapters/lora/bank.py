@@ -254,7 +254,7 @@ class AdapterBank:
 
 
 def stackable(sites: Sequence[AdapterSite]) -> bool:
-    """Whether maps have one shape and their factors lie at equal distances."""
+    """Return whether maps have one shape and their factors lie at equal distances."""
     first = sites[0]
     step = sites[1].start - first.start if len(sites) > 1 else 0
     return len(sites) > 1 and all(

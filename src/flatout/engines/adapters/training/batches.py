@@ -237,7 +237,7 @@ def num_targets(targets: Mapping[str, Tensor]) -> Tensor:
 
 
 def _is_by_row(whole: TaskBatch) -> bool:
-    """Whether rows can be selected from this batch, and their targets counted, as the task would."""
+    """Return whether rows can be selected from this batch, and their targets counted, as the task would."""
     rows = whole.block.num_rows
     by_row = all(len(values) == rows for name, values in whole.targets.items() if name not in LISTED)
     listed = LISTED & whole.targets.keys()

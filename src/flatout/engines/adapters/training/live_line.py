@@ -20,7 +20,7 @@ class LiveLine:
     """Reads the GPU that this process runs on, and the host."""
 
     def __init__(self, *, cuda_index: int | None, reader: GpuReader | None = None) -> None:
-        """`cuda_index` is torch's number of the GPU; None on a CPU, where the line has no GPU."""
+        """Read GPU `cuda_index` of torch; None on a CPU, where the line has no GPU."""
         self._cuda_index = cuda_index
         self._reader = reader if reader is not None or cuda_index is None else GpuReader()
         psutil.cpu_percent()  # the share since this call is what the next one answers

@@ -46,7 +46,7 @@ CPU_NUMBERS = 1 << 18
 
 
 def is_language_model(model: nn.Module | Decoder) -> bool:
-    """Whether a model is a causal language model that generates."""
+    """Return whether a model is a causal language model that generates."""
     if isinstance(model, Decoder):
         return True
     can_generate = getattr(model, "can_generate", None)

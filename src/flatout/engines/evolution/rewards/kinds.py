@@ -57,7 +57,7 @@ class RewardOfAnswers(Reward, Protocol):
     """A reward that can say before a run that an answer is of no use to it."""
 
     def check_answer(self, answer: Mapping[str, Any]) -> None:
-        """BadInput where no completion could be scored by `answer`."""
+        """Raise BadInput where `answer` cannot score any completion."""
 
 
 @runtime_checkable
@@ -68,7 +68,7 @@ class RewardOfRows(Reward, Protocol):
 
 
 def is_cheap(reward: Reward) -> bool:
-    """Whether a reward promises to be quick and to end, whatever the completion."""
+    """Return whether a reward promises to be quick and to end, whatever the completion."""
     return getattr(reward, "cheap", False) is True
 
 
@@ -89,7 +89,7 @@ def expected_text(answer: Mapping[str, Any], field: str | None, *, usual: str = 
 
 
 def check_answer(reward: Reward, answer: Mapping[str, Any]) -> None:
-    """BadInput where a reward knows that no completion could be scored by `answer`."""
+    """Raise BadInput where a reward knows that `answer` cannot score any completion."""
     if isinstance(reward, RewardOfAnswers):
         reward.check_answer(answer)
 

@@ -50,7 +50,7 @@ class Masters:
         divisor: float = 1.0,
         fused: bool = False,
     ) -> None:
-        """`divisor` is what the sum over variants is divided by: members times sigma, which noise carries.
+        """Divide the sum over variants by `divisor`: members times sigma, which noise carries.
 
         `fused` takes direction and step in one kernel where it can: its noise is int8.
         """

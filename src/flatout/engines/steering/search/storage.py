@@ -131,7 +131,7 @@ def _name_driver(url: str) -> str:
 
 
 def _is_away(error: BaseException | None) -> bool:
-    """Whether a server could not be reached, and not: whether it refused what it was asked."""
+    """Return whether a server could not be reached, and not: whether it refused what it was asked."""
     while error is not None:
         if type(error).__name__ in ("OperationalError", "InterfaceError"):
             return True

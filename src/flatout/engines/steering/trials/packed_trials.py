@@ -168,7 +168,7 @@ class _StartedRow:
     tokens: tuple[int, ...]
 
     def is_done(self, ends: Set[int], max_new_tokens: int) -> bool:
-        """Whether the known tokens are the whole text."""
+        """Return whether the known tokens are the whole text."""
         return len(self.tokens) >= max_new_tokens or any(token in ends for token in self.tokens)
 
     def request(self, variant: int | None, *, max_new_tokens: int) -> Request:

@@ -117,7 +117,7 @@ class _TokenPlaces:
         self.real = None if real is None else real[:, start:]
 
     def _continues(self, tokens: Tensor) -> bool:
-        """Whether a call without a cache is the remembered prompt and more."""
+        """Return whether a call without a cache is the remembered prompt and more."""
         held = self._prompt
         if held is None or tokens.ndim != held.ndim or tokens.shape[1] <= held.shape[1]:
             return False

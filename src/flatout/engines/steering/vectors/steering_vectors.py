@@ -66,7 +66,7 @@ class SteeringVectors:
         return strength * self.norms[place] * self.values[place]
 
     def is_of_another_model(self, model: nn.Module, *, fingerprint: str | None = None) -> bool:
-        """Whether these were fitted on other weights; a difference in dtype alone cannot be detected."""
+        """Return whether these were fitted on other weights; another dtype alone cannot be detected."""
         weights, dtype = self.recipe.get("weights"), self.recipe.get("dtype")
         if weights is None or dtype != dtype_name(model):
             return False
