@@ -124,6 +124,20 @@ def test_a_rule_that_breaks_on_odd_evidence_is_caught() -> None:
         Wrong().test_any_evidence_gives_findings_that_can_be_shown_and_saved()
 
 
+def test_a_slow_machine_fails_no_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+    settings = hypothesis.settings
+
+    def note(**options: Any) -> hypothesis.settings:
+        asked.update(options)
+        return settings(**{**options, "max_examples": 1})
+
+    monkeypatch.setattr(hypothesis, "settings", note)
+    TestSlowPrint().test_any_evidence_gives_findings_that_can_be_shown_and_saved()
+    assert asked["deadline"] is None
+    assert hypothesis.HealthCheck.too_slow in asked["suppress_health_check"]
+
+
 def test_a_package_adds_a_rule_by_its_entry_point(tmp_path: Path) -> None:
     (tmp_path / "my_rules").mkdir()
     (tmp_path / "my_rules" / "__init__.py").write_text("")

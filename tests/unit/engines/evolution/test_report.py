@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout.engines.evolution.report import PANELS, UNTRAINED, headline, page, plot_run, write_report
+from flatout.engines.evolution.report import PANELS, UNTRAINED_COLOUR, headline, page, plot_run, write_report
 from flatout.engines.evolution.training.records import KIND, EpochRecord, ShownAnswer
 from flatout.engines.run.log import RunLog
 from flatout.ground.errors import BadInput
@@ -54,8 +54,8 @@ def test_what_is_nowhere_known_has_no_curve(tmp_path: Path) -> None:
 
 
 def test_the_untrained_model_is_a_line(tmp_path: Path) -> None:
-    assert has_colour(picture(plot_run(RECORDS, tmp_path / "run.png")), LIGHT[UNTRAINED])
-    assert not has_colour(picture(plot_run(RECORDS[1:], tmp_path / "later.png")), LIGHT[UNTRAINED])
+    assert has_colour(picture(plot_run(RECORDS, tmp_path / "run.png")), LIGHT[UNTRAINED_COLOUR])
+    assert not has_colour(picture(plot_run(RECORDS[1:], tmp_path / "later.png")), LIGHT[UNTRAINED_COLOUR])
 
 
 def test_a_picture_is_replaced_as_a_whole(tmp_path: Path) -> None:
