@@ -47,7 +47,7 @@ class PadCollate:
         reuse: int | None = None,
     ) -> None:
         if reuse is not None and reuse < 0:
-            raise BadInput(f"reuse={reuse} is a number of buffers")
+            raise BadInput(f"reuse={reuse} is below 0", hint="give a number of buffers, or None")
         self._fields = dict(fields or {})
         self._default = default or Pad()
         self._buffers = Buffers(pinned=pinned, reuse=reuse)

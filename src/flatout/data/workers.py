@@ -93,7 +93,7 @@ def choose_workers(
 def _candidates(candidates: Sequence[int] | None, host: HostFacts) -> list[int]:
     if candidates is not None:
         if not candidates or min(candidates) < 0:
-            raise BadInput(f"candidates={list(candidates)} are numbers of workers, at least one")
+            raise BadInput(f"candidates={list(candidates)}", hint="give at least one number of workers")
         return sorted(set(candidates))
     cores = max(1, math.floor(host.cores or 1))
     return sorted({0, *(2**i for i in range(cores.bit_length())), cores})
