@@ -17,9 +17,9 @@ from models import NAMES, shell, specs, with_one_adapter
 from torch import Tensor, nn
 
 from flatout.engines.adapters.lora.bank import AdapterBank
-from flatout.engines.adapters.lora.blocks import TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
+from flatout.engines.adapters.lora.token_blocks import TokenBlock
 from flatout.multiplex.products.ranges import Path
 
 Loss = Callable[[nn.Module, Tensor, Any], Tensor]

@@ -11,8 +11,8 @@ from limits import wait
 from models import NAMES, shell
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.blocks import TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder, pool_rows
+from flatout.engines.adapters.lora.token_blocks import TokenBlock
 
 
 def phase_two(model: Any, *, rows: int, length: int, epochs: int, device: str) -> dict[str, float]:

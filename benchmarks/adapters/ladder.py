@@ -25,7 +25,7 @@ from arms import Fused, Sequential
 from models import NAMES
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.blocks import TokenBlock
+from flatout.engines.adapters.lora.token_blocks import TokenBlock
 
 LENGTHS = {"sentiment": 28, "qa": 180, "summarisation": 260, "code": 90, "translation": 142}
 TARGETS = {"summarisation": 50, "code": 20, "translation": 30}

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, RobertaConfig
 
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
-from flatout.engines.adapters.lora.blocks import TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder
+from flatout.engines.adapters.lora.token_blocks import TokenBlock
 from flatout.engines.adapters.settings import DEFAULT_RANK, AdaptSettings, make_settings, read_settings
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.known import task_named

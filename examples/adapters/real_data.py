@@ -24,8 +24,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from flatout.engines.adapters.tasks.data_rows import Record, drop_repeats, share_of
 from flatout.engines.adapters.tasks.known import task_named
-from flatout.engines.adapters.tasks.rows import Record, drop_repeats, share_of
 from flatout.engines.adapters.tasks.task import AdapterTask
 from flatout.ground.atomic_files import write_whole
 from flatout.ground.errors import FlatoutError

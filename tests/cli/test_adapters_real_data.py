@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from flatout.engines.adapters.tasks.data_rows import DataOptions
 from flatout.engines.adapters.tasks.kinds.translation import PACKAGES
 from flatout.engines.adapters.tasks.known import known_tasks, task_named
-from flatout.engines.adapters.tasks.rows import DataOptions
 from flatout.ground import packages
 from tests.support.warm_python import warm
 

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from flatout.cli.app import application
 from flatout.engines.adapters.lora import attention
 from flatout.engines.adapters.lora.bank import AdapterBank
-from flatout.engines.adapters.lora.blocks import layout
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
+from flatout.engines.adapters.lora.token_blocks import layout
 from flatout.engines.adapters.training.phase3_joint import JointStep
 from flatout.engines.adapters.training.records import BEST, KIND, checkpoints_of
 from flatout.engines.run.log import read_log

@@ -20,8 +20,8 @@ from flatout.engines.adapters.evaluation.results import (
 )
 from flatout.engines.adapters.evaluation.score_routings import Subject
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
-from flatout.engines.adapters.lora.blocks import Blocks, TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder
+from flatout.engines.adapters.lora.token_blocks import Blocks, TokenBlock
 from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.known import task_named

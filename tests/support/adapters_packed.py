@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
-from flatout.engines.adapters.lora.blocks import Blocks, TokenBlock, block_of
+from flatout.engines.adapters.lora.token_blocks import Blocks, TokenBlock, block_of
 
 VOCABULARY, WIDTH = 97, 32
 RANKS = (16, 24, 32)

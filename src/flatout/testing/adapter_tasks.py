@@ -20,8 +20,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from flatout.engines.adapters.tasks.data_rows import Record
 from flatout.engines.adapters.tasks.decoder import TextDecoder
-from flatout.engines.adapters.tasks.rows import Record
 from flatout.engines.adapters.tasks.task import (
     IGNORED,
     AdapterTask,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.blocks import Padding, Targets
+from flatout.engines.adapters.lora.token_blocks import Padding, Targets
 from flatout.engines.adapters.tasks.kinds.sentiment import Sentiment
 from flatout.engines.adapters.tasks.task import Example, TaskBatch
 from flatout.testing.adapter_tasks import AdapterTaskContract

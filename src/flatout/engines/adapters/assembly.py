@@ -26,10 +26,10 @@ from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.routing.features import features_of, width_of
 from flatout.engines.adapters.routing.router import Decider, Router
 from flatout.engines.adapters.settings import DEFAULT_RANK, AdaptSettings, TaskSettings
+from flatout.engines.adapters.tasks.data_rows import SPLITS, DataOptions, Record, Splits, choose_some
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.generation import end_id_of
 from flatout.engines.adapters.tasks.known import task_named
-from flatout.engines.adapters.tasks.rows import SPLITS, DataOptions, Record, Splits, choose_some
 from flatout.engines.adapters.tasks.task import AdapterTask, Example, encode_all
 from flatout.engines.adapters.training.records import BEST, PhaseCheckpoint
 from flatout.engines.run import models

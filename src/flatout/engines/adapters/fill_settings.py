@@ -15,7 +15,7 @@ from typing import Any
 from flatout.engines.adapters.assembly import make_task, read_splits
 from flatout.engines.adapters.peft_format import read_adapter
 from flatout.engines.adapters.settings import AdaptSettings, TaskSettings
-from flatout.engines.adapters.tasks.rows import Splits
+from flatout.engines.adapters.tasks.data_rows import Splits
 from flatout.ground.errors import BadInput
 
 OF_ADAPTER = ("rank", "alpha", "targets")

@@ -4,7 +4,7 @@
     settings      the settings of a search
     questions     A/B questions and pairs, read and split into train, search and fresh; neutral texts
     load_model    a model folder on a CPU, a GPU or several
-    blocks        where a transformers model keeps its layers
+    model_blocks  where a transformers model keeps its layers
     extract/      the residual stream of every wanted layer, from one early-exit pass over the texts
     vectors/      a direction per layer from the activations of both sides, in units of the layer's own norm
     trials/       rows of many trials in one batch: steered, scored or continued

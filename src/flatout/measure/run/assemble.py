@@ -37,7 +37,7 @@ from flatout.measure.loading.fetch_stacks import fetch_lines
 from flatout.measure.run.episodes import find_episodes
 from flatout.measure.run.observer import Observer
 from flatout.measure.run.ranks.other_trainers import describe_other_trainers
-from flatout.measure.run.rows import build_steps
+from flatout.measure.run.step_rows import build_steps
 
 MOST_SET_UP = 0.5  # of the time; more is worth a word
 MORE_STEPS = "give it more steps or epochs"

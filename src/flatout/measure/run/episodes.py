@@ -25,7 +25,7 @@ from flatout.measure.arms.arm import ONE_BATCH
 from flatout.measure.clock import WAIT
 from flatout.measure.evidence import INSTRUMENTS, ROLLS_OUT, Episode, EpisodeKind, Place, Stacks
 from flatout.measure.lines.stack_watch import Look
-from flatout.measure.run.rows import StepRow, usual_forwards
+from flatout.measure.run.step_rows import StepRow, usual_forwards
 from flatout.measure.statistics import OUTLIER_FACTOR
 
 COUNTED = (

@@ -34,10 +34,10 @@ from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks.agreement import Agreement, group_store
 from flatout.measure.run.ranks.network import measure_network
 from flatout.measure.run.ranks.other_trainers import OtherTrainers
-from flatout.measure.run.rows import StepRow, real_rows, real_step_s, usual_forwards
 from flatout.measure.run.step_blocks.deadline import Deadline, Watchdog
 from flatout.measure.run.step_blocks.schedule import StepBlock, WarmUp
 from flatout.measure.run.step_blocks.sequence import BlockSequence
+from flatout.measure.run.step_rows import StepRow, real_rows, real_step_s, usual_forwards
 from flatout.measure.run.steps import BACKWARD_CALL, EXPLICIT, MODEL_CALL, OPTIMIZER_STEP, Anchor, Key
 from flatout.measure.statistics import typical_steps
 from flatout.measure.user_code import UserCode, framework_around

@@ -18,7 +18,7 @@ from flatout.multiplex.decode.cache import Prefixes
 from flatout.multiplex.decode.fused import Fused, why_not, why_not_here
 from flatout.multiplex.decode.requests import Completion, GenerationProgress, Limits, Request
 from flatout.multiplex.decode.sampling import Sampling
-from flatout.multiplex.decode.schedule import Schedule
+from flatout.multiplex.decode.slot_schedule import Schedule
 from flatout.multiplex.decode.steppers import Graphed, Mode, Portable, SlotState, Stepper, choose_mode
 from flatout.multiplex.models.families import read_decoder
 

@@ -25,7 +25,7 @@ from flatout.ground.atomic_files import flush
 from flatout.ground.codec import encode
 from flatout.ground.documents import DocumentKind, read_document, show_diff
 from flatout.ground.errors import BadInput
-from flatout.planner.config.documents import Value, check_editable, edit_scalars
+from flatout.planner.config.config_text import Value, check_editable, edit_scalars
 from flatout.planner.config.job_config import ConfigPlace, JobConfig
 from flatout.planner.config.knobs import LAST_NAMES
 

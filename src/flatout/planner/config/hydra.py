@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from flatout.ground.errors import BadInput
-from flatout.planner.config.documents import Document, Layer, Value, package_header, read_document
+from flatout.planner.config.config_text import Document, Layer, Value, package_header, read_document
 
 MAX_DEPTH = 20
 

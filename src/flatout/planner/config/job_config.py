@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.ground.errors import BadInput
-from flatout.planner.config.documents import (
+from flatout.planner.config.config_text import (
     Document,
     Layer,
     Value,

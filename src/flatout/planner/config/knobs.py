@@ -18,7 +18,7 @@ from typing import Any
 
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
-from flatout.planner.config.documents import Value, nearest_hint, plain_value
+from flatout.planner.config.config_text import Value, nearest_hint, plain_value
 from flatout.planner.config.job_config import JobConfig, Stage
 
 MAPPING_FILE = "flatout-plan.toml"

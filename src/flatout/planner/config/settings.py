@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Precision, Recipe
-from flatout.planner.config.documents import Value, plain_value
+from flatout.planner.config.config_text import Value, plain_value
 from flatout.planner.config.job_config import ConfigPlace, Found, JobConfig, Stage, main_file, read_config
 from flatout.planner.config.knobs import (
     LAST_NAMES,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from flatout.ground.errors import BadInput
-from flatout.planner.config.documents import Value
+from flatout.planner.config.config_text import Value
 from flatout.planner.config.job_config import ConfigPlace
 from flatout.planner.config.settings import Setting, Settings, StageSettings
 from flatout.planner.fit.fits import Budget, Forecast, Judge, device_notes, leaning_notes

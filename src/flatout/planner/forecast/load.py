@@ -27,7 +27,7 @@ from flatout.planner.config.knobs import PLANNED
 from flatout.planner.forecast.trace_cache import TraceCache, fingerprint
 
 if TYPE_CHECKING:
-    from flatout.planner.config.documents import Value
+    from flatout.planner.config.config_text import Value
 
 
 VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first that is set counts

@@ -3,7 +3,7 @@
 transforms/    ways to rewrite a file, one per file
 patch          what a patch is, how one is found, and a file under several of them
 source         a file as a tree, and its text after changes
-nodes          what a node of the tree reads, binds, changes and calls
+syntax         what a node of the tree reads, binds, changes and calls
 purity         what can be computed once instead of many times
 joined_lists   loops that only fill a list that one call joins
 ragged_pieces  what a loop over samples appends, as pieces of `ragged`

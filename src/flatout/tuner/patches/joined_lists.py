@@ -14,7 +14,9 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import (
+from flatout.tuner.patches.purity import impure_part
+from flatout.tuner.patches.source import Refused, Replacement, Source, binds_itself, substitute
+from flatout.tuner.patches.syntax import (
     argument,
     bindings,
     call_of,
@@ -27,8 +29,6 @@ from flatout.tuner.patches.nodes import (
     target_names,
     walk,
 )
-from flatout.tuner.patches.purity import impure_part
-from flatout.tuner.patches.source import Refused, Replacement, Source, binds_itself, substitute
 
 JOINS = {"torch.stack": "stack", "torch.cat": "cat", "torch.concat": "cat"}
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import (
+from flatout.tuner.patches.source import Source, expression, same, substitute
+from flatout.tuner.patches.syntax import (
     argument,
     call_of,
     dotted_name,
@@ -25,7 +26,6 @@ from flatout.tuner.patches.nodes import (
     reads,
     walk,
 )
-from flatout.tuner.patches.source import Source, expression, same, substitute
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

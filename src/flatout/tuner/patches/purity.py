@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import call_of, dotted_name, is_zero, method_of, walk
 from flatout.tuner.patches.source import Source
+from flatout.tuner.patches.syntax import call_of, dotted_name, is_zero, method_of, walk
 
 # Modules without state or randomness that treat each row alone.
 ROWWISE = {

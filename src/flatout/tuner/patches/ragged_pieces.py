@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 import libcst as cst
 
 from flatout.tuner.patches.joined_lists import inline_names
-from flatout.tuner.patches.nodes import (
+from flatout.tuner.patches.purity import has_one_row, impure_part
+from flatout.tuner.patches.source import Refused, Source, expression, substitute
+from flatout.tuner.patches.syntax import (
     base_name,
     call_of,
     dotted_name,
@@ -21,8 +23,6 @@ from flatout.tuner.patches.nodes import (
     read_assignment,
     walk,
 )
-from flatout.tuner.patches.purity import has_one_row, impure_part
-from flatout.tuner.patches.source import Refused, Source, expression, substitute
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import libcst as cst
 from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvider
 
-from flatout.tuner.patches.nodes import bindings, simple, target_names, walk
+from flatout.tuner.patches.syntax import bindings, simple, target_names, walk
 
 Scope = cst.FunctionDef | cst.Module
 Loop = cst.For | cst.While

@@ -11,7 +11,7 @@ from flatout.measure.clock import FORWARD, NUM_REGIONS, WAIT
 from flatout.measure.evidence import Episode, Place
 from flatout.measure.lines.stack_watch import Look
 from flatout.measure.run.episodes import find_episodes, heaviest
-from flatout.measure.run.rows import StepRow
+from flatout.measure.run.step_rows import StepRow
 
 STEP_S = 0.01
 MAIN = Place(file="train.py", line=50, function="main")

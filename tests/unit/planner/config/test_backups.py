@@ -26,7 +26,7 @@ from flatout.planner.config.backups import (
     write_file,
     write_together,
 )
-from flatout.planner.config.documents import Value, means
+from flatout.planner.config.config_text import Value, means
 from flatout.planner.config.job_config import read_config
 from tests.support.planner import contents, write_curriculum
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flatout.ground.errors import BadInput
-from flatout.planner.config.documents import is_hydra, package_header, parse_document
+from flatout.planner.config.config_text import is_hydra, package_header, parse_document
 from flatout.planner.config.hydra import hydra_layers
 from flatout.planner.config.job_config import read_config
 

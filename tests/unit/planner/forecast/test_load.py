@@ -17,7 +17,7 @@ from flatout.ground.errors import BadInput
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.jobs.from_name import load_job
 from flatout.memory.predict.forecast import Forecaster, estimate_job
-from flatout.planner.config.documents import Value
+from flatout.planner.config.config_text import Value
 from flatout.planner.forecast import trace_cache
 from flatout.planner.forecast.load import (
     VARIABLES,

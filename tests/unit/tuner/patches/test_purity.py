@@ -5,9 +5,9 @@ from __future__ import annotations
 import libcst as cst
 import pytest
 
-from flatout.tuner.patches.nodes import walk
 from flatout.tuner.patches.purity import has_one_row, impure_part, module_kinds
 from flatout.tuner.patches.source import Source, expression
+from flatout.tuner.patches.syntax import walk
 
 CLASS = """
 class Model(nn.Module):

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from flatout.engines.adapters.assembly import AdapterAssembly, TaskPart
 from flatout.engines.adapters.routing.features import features_of
-from flatout.engines.adapters.tasks.rows import Record
+from flatout.engines.adapters.tasks.data_rows import Record
 from flatout.engines.adapters.training.batches import encode_batch, evaluation_batches
 from flatout.ground.errors import BadInput
 

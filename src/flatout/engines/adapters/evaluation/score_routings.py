@@ -31,7 +31,7 @@ from flatout.engines.adapters.evaluation.results import (
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.routing.quality import judge_routes
 from flatout.engines.adapters.routing.router import Decider, Route
-from flatout.engines.adapters.tasks.rows import Record
+from flatout.engines.adapters.tasks.data_rows import Record
 from flatout.engines.adapters.tasks.task import AdapterTask, Example, Prediction
 from flatout.engines.adapters.training.batches import encode_batch, evaluation_batches
 

@@ -1,7 +1,7 @@
 """Low-rank adapters on a frozen encoder, several trained in one pass by the products of `multiplex`.
 
 bank          factors and gradients of all adapters in two buffers
-blocks        batches of several tasks laid end to end as one sequence of tokens
+token_blocks  batches of several tasks laid end to end as one sequence of tokens
 shape_plan    what the shapes of a batch decide
 encoder       the packed encoder; encoder_layers and attention are its parts,
               and add_norm_kernel fuses a residual add and its norm on a GPU

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flatout.engines.adapters.lora.blocks import Layout
+from flatout.engines.adapters.lora.token_blocks import Layout
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 

@@ -24,9 +24,17 @@ from torch import Tensor, nn
 from flatout.engines.adapters.lora import attention
 from flatout.engines.adapters.lora.attention import Kernel
 from flatout.engines.adapters.lora.bank import AdapterBank, stackable
-from flatout.engines.adapters.lora.blocks import Blocks, Frame, Shapes, TokenBlock, layout, rows_of, shapes_of
 from flatout.engines.adapters.lora.encoder_layers import layers_of
 from flatout.engines.adapters.lora.shape_plan import ShapePlan, plan_for_shapes
+from flatout.engines.adapters.lora.token_blocks import (
+    Blocks,
+    Frame,
+    Shapes,
+    TokenBlock,
+    layout,
+    rows_of,
+    shapes_of,
+)
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.multiplex.products.ranges import Dense, Path, Products

@@ -22,9 +22,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flatout.engines.adapters.lora.blocks import shapes_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.optimizer import AdapterOptimizer
+from flatout.engines.adapters.lora.token_blocks import shapes_of
 from flatout.ground.codec import fields_of
 from flatout.ground.decisions import Decision
 from flatout.measure.lines.live_objects import without_collection

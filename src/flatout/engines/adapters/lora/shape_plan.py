@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from flatout.engines.adapters.lora.bank import AdapterBank
-from flatout.engines.adapters.lora.blocks import Frame, Shapes, frame
+from flatout.engines.adapters.lora.token_blocks import Frame, Shapes, frame
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.multiplex.products.ranges import DENSE_RANKS, Path, Products, choose_path, products_of

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from flatout.data import TokenBudgetBatches
-from flatout.engines.adapters.lora.blocks import block_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder, pool_rows
+from flatout.engines.adapters.lora.token_blocks import block_of
 from flatout.engines.run.tensor_files import load_tensors, save_tensors
 from flatout.ground.atomic_files import remove_leftovers
 from flatout.ground.errors import BadInput

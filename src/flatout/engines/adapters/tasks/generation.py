@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets
 from flatout.engines.adapters.lora.chunked_loss import IGNORED, chunked_argmax, chunked_cross_entropy
+from flatout.engines.adapters.lora.token_blocks import Ints, Padding, Targets
+from flatout.engines.adapters.tasks.data_rows import Record
 from flatout.engines.adapters.tasks.decoder import TextDecoder
-from flatout.engines.adapters.tasks.rows import Record
 from flatout.engines.adapters.tasks.task import AdapterTask, Asked, Example, Prediction, TaskBatch
 from flatout.ground.errors import BadInput
 from flatout.ground.units import round_up

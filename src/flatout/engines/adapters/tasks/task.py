@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from flatout.data.rows.buffers import send
-from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets, TokenBlock, block_of
 from flatout.engines.adapters.lora.chunked_loss import IGNORED as IGNORED  # a target that is not there
+from flatout.engines.adapters.lora.token_blocks import Ints, Padding, Targets, TokenBlock, block_of
+from flatout.engines.adapters.tasks.data_rows import DataOptions, Record, Splits, gather, text_field
 from flatout.engines.adapters.tasks.decoder import TextDecoder
-from flatout.engines.adapters.tasks.rows import DataOptions, Record, Splits, gather, text_field
 from flatout.engines.run.row_files import read_rows
 from flatout.ground.errors import BadInput
 

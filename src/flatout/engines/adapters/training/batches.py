@@ -23,8 +23,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from flatout.engines.adapters.lora.blocks import TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder
+from flatout.engines.adapters.lora.token_blocks import TokenBlock
 from flatout.engines.adapters.routing.features import LENGTH_MULTIPLE, by_length
 from flatout.engines.adapters.tasks.task import IGNORED, AdapterTask, Example, TaskBatch
 from flatout.ground.errors import BadInput

@@ -21,7 +21,7 @@ from flatout.engines.evolution.rewards.kinds import PROMPT, check_answer
 from flatout.engines.evolution.rewards.pool import RewardPool, RewardScores
 from flatout.engines.evolution.rewards.worker import Failure
 from flatout.engines.evolution.tasks.task import ask_prompts, running, text_of_ids
-from flatout.engines.evolution.training import models, schedule
+from flatout.engines.evolution.training import models, population_schedule
 from flatout.engines.evolution.training.records import ShownAnswer
 from flatout.ground import OnProgress
 from flatout.ground.errors import BadInput
@@ -205,7 +205,7 @@ class Answers:
             self._es.release()
             if self._decoder.device.type == "cuda":
                 torch.cuda.empty_cache()
-            self.schedule = schedule.halve_rows(self.schedule)
+            self.schedule = population_schedule.halve_rows(self.schedule)
             self._on_progress(f"out of memory with {rows} rows at once: continuing with {self.schedule.rows}")
 
     def _prompts(self, *, epoch: int, count: int) -> list[Prompt]:
@@ -225,16 +225,16 @@ class Answers:
             self.max_tokens = min(round_up(needed, POSITIONS_STEP), most)
         return ids
 
-    def _make_schedule(self, saved: EvolutionState | None) -> schedule.PopulationSchedule:
+    def _make_schedule(self, saved: EvolutionState | None) -> population_schedule.PopulationSchedule:
         settings = self._settings
-        needs = schedule.needs_of(
+        needs = population_schedule.needs_of(
             self._decoder,
             max_tokens=self.max_tokens,
             rank=settings.rank,
             noise=settings.noise,
             targets=self._es.targets,
         )
-        return schedule.schedule(
+        return population_schedule.schedule(
             population=settings.population,
             prompts=settings.prompts,
             antithetic=settings.antithetic,

@@ -28,13 +28,13 @@ import torch
 from torch import Tensor, nn
 
 from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
-from flatout.engines.steering.blocks import blocks_of, chosen_layers, dtype_name, input_device, width_of
 from flatout.engines.steering.extract.async_copy import AsyncCopy, prioritise_launches
 from flatout.engines.steering.extract.batches import BatchRunner, Work, forks_pay, plan_work
 from flatout.engines.steering.extract.layer_reader import LayerReader
 from flatout.engines.steering.extract.positions import Position, show_position, token_range
 from flatout.engines.steering.extract.store import ActivationStore, Origin
 from flatout.engines.steering.extract.tokens import Encoded, Tokens, encode_ahead
+from flatout.engines.steering.model_blocks import blocks_of, chosen_layers, dtype_name, input_device, width_of
 from flatout.engines.steering.questions import Question
 from flatout.ground import OnCount, ignore
 from flatout.ground.decisions import Decision

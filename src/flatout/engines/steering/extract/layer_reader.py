@@ -30,8 +30,8 @@ from torch import Tensor, nn
 
 from flatout.data import Pad, PadCollate
 from flatout.data.rows.buffers import send
-from flatout.engines.steering.blocks import blocks_of, hidden_of, input_device
 from flatout.engines.steering.extract.tokens import Tokens as TokenArray
+from flatout.engines.steering.model_blocks import blocks_of, hidden_of, input_device
 from flatout.ground.errors import import_extra
 
 Tokens = TokenArray | Sequence[int]

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from flatout.engines.run.folder import record_run
 from flatout.engines.run.settings import save_settings
-from flatout.engines.steering.blocks import blocks_of, chosen_layers
 from flatout.engines.steering.load_model import LoadedModel, load_model
+from flatout.engines.steering.model_blocks import blocks_of, chosen_layers
 from flatout.engines.steering.questions import QuestionSplit, read_neutral, read_questions, split_questions
 from flatout.engines.steering.report.record import FILE, StudyRecord, load_record, save_record
 from flatout.engines.steering.search.halved_search import Event, OnEvent

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flatout.engines.run.ranks import device_name
-from flatout.engines.steering.blocks import blocks_of
 from flatout.engines.steering.extract.tokens import encode
+from flatout.engines.steering.model_blocks import blocks_of
 from flatout.engines.steering.questions import Question, read_neutral
 from flatout.engines.steering.report.record import (
     FEWEST,

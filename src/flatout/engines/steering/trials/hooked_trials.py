@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from flatout.engines.steering.blocks import input_device
+from flatout.engines.steering.model_blocks import input_device
 from flatout.engines.steering.trials.steered_model import steered_model
 from flatout.engines.steering.trials.trial_engine import OnText, TextRow, TokenBranch, TrialEngine
 from flatout.multiplex.decode.generator import end_tokens

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from flatout.engines.run.models import decode_rows
-from flatout.engines.steering.blocks import max_positions
 from flatout.engines.steering.extract.tokens import common_tokens, encode
+from flatout.engines.steering.model_blocks import max_positions
 from flatout.engines.steering.questions import Question, write_prompts, write_texts
 from flatout.engines.steering.report.record import Continuation
 from flatout.engines.steering.trials.steering import Steering

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.steering.blocks import blocks_of, width_of
+from flatout.engines.steering.model_blocks import blocks_of, width_of
 from flatout.engines.steering.settings import Mode, Where
 from flatout.engines.steering.trials.steering import Steering, TurnTable
 from flatout.ground.errors import BadInput

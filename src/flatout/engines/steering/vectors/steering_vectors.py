@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from flatout.engines.run.fingerprint import model_fingerprint
 from flatout.engines.run.tensor_files import open_tensors, save_tensors
-from flatout.engines.steering.blocks import dtype_name
 from flatout.engines.steering.extract.activations import Activations
+from flatout.engines.steering.model_blocks import dtype_name
 from flatout.engines.steering.vectors.methods import METHODS, mean_difference
 from flatout.ground.errors import BadInput
 

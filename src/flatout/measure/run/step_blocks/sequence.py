@@ -16,7 +16,6 @@ from flatout.measure.evidence import INSTRUMENTS, ArmNotRun, Counterfactual
 from flatout.measure.run.passes import Passes
 from flatout.measure.run.ranks import unsynchronised
 from flatout.measure.run.ranks.agreement import Agreement
-from flatout.measure.run.rows import StepRow, build_steps, real_step_s
 from flatout.measure.run.step_blocks.deadline import Deadline
 from flatout.measure.run.step_blocks.schedule import (
     DEAREST_PASS,
@@ -31,6 +30,7 @@ from flatout.measure.run.step_blocks.schedule import (
     plan_passes,
     plan_rounds,
 )
+from flatout.measure.run.step_rows import StepRow, build_steps, real_step_s
 from flatout.measure.statistics import compare
 
 if TYPE_CHECKING:

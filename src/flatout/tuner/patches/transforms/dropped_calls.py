@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import argument, call_of, dotted_name, method_of, simple, walk
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.source import Refused, Replacement, Source
+from flatout.tuner.patches.syntax import argument, call_of, dotted_name, method_of, simple, walk
 
 IN_LOOPS = ("torch.cuda.empty_cache", "torch.cuda.synchronize")
 ANYWHERE = ("torch.autograd.set_detect_anomaly",)

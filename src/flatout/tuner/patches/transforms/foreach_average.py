@@ -16,10 +16,10 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import argument, call_of, method_of, names, simple, walk
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import impure_part
 from flatout.tuner.patches.source import Refused, Replacement, Source, statements
+from flatout.tuner.patches.syntax import argument, call_of, method_of, names, simple, walk
 
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import base_name, call_of, changed_names, dotted_name, method_of, names, walk
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import CREATING, impure_part, module_kinds
 from flatout.tuner.patches.source import (
@@ -26,6 +25,15 @@ from flatout.tuner.patches.source import (
     free_name,
     same,
     statements,
+)
+from flatout.tuner.patches.syntax import (
+    base_name,
+    call_of,
+    changed_names,
+    dotted_name,
+    method_of,
+    names,
+    walk,
 )
 
 TRAINS = {"backward", "step", "load_state_dict", "zero_grad"}

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import argument, call_of, walk
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.source import Refused, Replacement, Source
+from flatout.tuner.patches.syntax import argument, call_of, walk
 from flatout.tuner.patches.transforms.pinned_copies import with_argument
 
 NUM_WORKERS_PLACE = 5

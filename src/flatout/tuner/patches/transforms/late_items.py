@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import bindings, method_of, reads, walk
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import impure_part
 from flatout.tuner.patches.source import Refused, Replacement, Source, binds_itself, expression
+from flatout.tuner.patches.syntax import bindings, method_of, reads, walk
 
 OTHER_BINDINGS = (cst.For, cst.CompFor, cst.NamedExpr, cst.AnnAssign)
 

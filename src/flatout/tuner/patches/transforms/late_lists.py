@@ -12,7 +12,9 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import (
+from flatout.tuner.patches.patch import Patch
+from flatout.tuner.patches.source import Refused, Replacement, Source, binds_itself, expression
+from flatout.tuner.patches.syntax import (
     bindings,
     call_of,
     is_empty_list,
@@ -22,8 +24,6 @@ from flatout.tuner.patches.nodes import (
     reads,
     walk,
 )
-from flatout.tuner.patches.patch import Patch
-from flatout.tuner.patches.source import Refused, Replacement, Source, binds_itself, expression
 
 KEPT_METHODS = ("append", "clear")
 

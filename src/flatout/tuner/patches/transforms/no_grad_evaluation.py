@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import call_of, method_of, target_names, walk
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.source import Refused, Replacement, Source, expression
+from flatout.tuner.patches.syntax import call_of, method_of, target_names, walk
 
 NUMBERS = {"item", "tolist", "numpy", "cpu_numpy"}
 LEARNS = {"backward", "grad", "enable_grad", "requires_grad_", "set_grad_enabled", "step"}

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.joined_lists import JoinedList, rewrite_joined_lists
-from flatout.tuner.patches.nodes import dotted_name
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.source import Refused, Source, expression, same
+from flatout.tuner.patches.syntax import dotted_name
 
 ONE_ROW: tuple[str, ...] = ("{x}[{i} : {i} + 1]", "{x}[{i}].unsqueeze(0)", "{x}[{i}][None]", "{x}[{i}, None]")
 ALL_ROWS: tuple[str, ...] = ("range(len({x}))", "range({x}.size(0))", "range({x}.shape[0])")

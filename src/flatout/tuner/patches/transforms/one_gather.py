@@ -19,7 +19,21 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.joined_lists import inline_names
-from flatout.tuner.patches.nodes import (
+from flatout.tuner.patches.padded_lists import Consumer, find_consumer
+from flatout.tuner.patches.patch import Patch
+from flatout.tuner.patches.purity import impure_part, module_kinds
+from flatout.tuner.patches.ragged_pieces import Body, Head, check_host, piece_of, rows_piece, short
+from flatout.tuner.patches.source import (
+    Refused,
+    Replacement,
+    Source,
+    binds_itself,
+    expression,
+    free_name,
+    statements,
+    with_import,
+)
+from flatout.tuner.patches.syntax import (
     argument,
     bindings,
     call_of,
@@ -34,20 +48,6 @@ from flatout.tuner.patches.nodes import (
     simple,
     target_names,
     walk,
-)
-from flatout.tuner.patches.padded_lists import Consumer, find_consumer
-from flatout.tuner.patches.patch import Patch
-from flatout.tuner.patches.purity import impure_part, module_kinds
-from flatout.tuner.patches.ragged_pieces import Body, Head, check_host, piece_of, rows_piece, short
-from flatout.tuner.patches.source import (
-    Refused,
-    Replacement,
-    Source,
-    binds_itself,
-    expression,
-    free_name,
-    statements,
-    with_import,
 )
 
 IMPORT = "from flatout.data import ragged"

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.joined_lists import JoinedList, rewrite_joined_lists
-from flatout.tuner.patches.nodes import argument, call_of, names
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import ROWWISE, impure_part, module_kinds
 from flatout.tuner.patches.source import Refused, Source, expression, substitute
+from flatout.tuner.patches.syntax import argument, call_of, names
 
 MAKERS = ("torch.tensor", "torch.as_tensor", "torch.LongTensor", "torch.FloatTensor")
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import argument, call_of, method_of, walk
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.source import Refused, Replacement, Source, expression
+from flatout.tuner.patches.syntax import argument, call_of, method_of, walk
 
 PIN_MEMORY_PLACE = 7
 

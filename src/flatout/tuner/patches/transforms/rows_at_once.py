@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.joined_lists import JoinedList, index_parts, rewrite_joined_lists
-from flatout.tuner.patches.nodes import names
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import impure_part
 from flatout.tuner.patches.source import Refused, Source, expression
+from flatout.tuner.patches.syntax import names
 
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import libcst as cst
 
-from flatout.tuner.patches.nodes import base_name, call_of, changed_names, dotted_name, names, walk
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.source import Refused, Replacement, Source, expression, free_name, statements
+from flatout.tuner.patches.syntax import base_name, call_of, changed_names, dotted_name, names, walk
 
 
 def rewrite(source: Source, lines: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from flatout.engines.adapters.lora.attention import (
     register,
     rows,
 )
-from flatout.engines.adapters.lora.blocks import layout
+from flatout.engines.adapters.lora.token_blocks import layout
 from flatout.ground.errors import BadInput
 from tests.support.adapters_packed import blocks
 

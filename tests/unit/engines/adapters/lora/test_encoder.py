@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
-from flatout.engines.adapters.lora.blocks import TokenBlock, block_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder, pool_rows
+from flatout.engines.adapters.lora.token_blocks import TokenBlock, block_of
 from flatout.ground.errors import BadInput
 from flatout.multiplex.products.ranges import Path
 from tests.support.adapters_packed import (

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from flatout.engines.adapters.lora import shape_plan
 from flatout.engines.adapters.lora.bank import AdapterBank
-from flatout.engines.adapters.lora.blocks import shapes_of
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.fused_step import AdapterOptimizer, FusedStep, StepSettings
+from flatout.engines.adapters.lora.token_blocks import shapes_of
 from flatout.engines.run.ranks import fold
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput

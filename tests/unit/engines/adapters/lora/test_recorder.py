@@ -15,10 +15,10 @@ from torch import Tensor
 
 from flatout.engines.adapters.lora import recorder as module
 from flatout.engines.adapters.lora.bank import AdapterBank
-from flatout.engines.adapters.lora.blocks import TokenBlock
 from flatout.engines.adapters.lora.encoder import PackedEncoder
 from flatout.engines.adapters.lora.optimizer import AdapterOptimizer, StepSettings
 from flatout.engines.adapters.lora.recorder import Recorder, signature, tensors_of, with_tensors
+from flatout.engines.adapters.lora.token_blocks import TokenBlock
 from tests.support.adapters_packed import batches, bert, blocks, specs
 
 

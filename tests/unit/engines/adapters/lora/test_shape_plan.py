@@ -7,8 +7,8 @@ import torch
 
 from flatout.engines.adapters.lora import shape_plan
 from flatout.engines.adapters.lora.bank import AdapterBank
-from flatout.engines.adapters.lora.blocks import Shape
 from flatout.engines.adapters.lora.shape_plan import LAUNCH_BOUND_TOKENS, ShapePlan, plan_for_shapes
+from flatout.engines.adapters.lora.token_blocks import Shape
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.multiplex.products.ranges import Batched, Dense, Loop, Path

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from flatout.engines.adapters.tasks.data_rows import DataOptions
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.generation import GenerationHead, end_id_of
 from flatout.engines.adapters.tasks.kinds.translation import Translation
-from flatout.engines.adapters.tasks.rows import DataOptions
 from flatout.engines.adapters.tasks.task import TaskBatch, encode_all
 from flatout.ground.errors import BadInput
 from tests.support.adapters import tiny_tokenizer

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from flatout.engines.adapters.tasks.data_rows import DataOptions
 from flatout.engines.adapters.tasks.known import known_tasks, naming_task_files, task_named
-from flatout.engines.adapters.tasks.rows import DataOptions
 from flatout.engines.adapters.tasks.task import encode_all
 from flatout.ground.errors import BadInput
 from tests.support.adapters import tiny_tokenizer

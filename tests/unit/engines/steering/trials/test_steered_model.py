@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flatout.engines.steering.blocks import blocks_of
+from flatout.engines.steering.model_blocks import blocks_of
 from flatout.engines.steering.settings import Mode, Where
 from flatout.engines.steering.trials.steered_model import steered_model
 from flatout.engines.steering.trials.steering import MODES, WHERE, Steering

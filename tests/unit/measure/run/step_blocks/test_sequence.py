@@ -10,9 +10,9 @@ import pytest
 from flatout.measure.arms.arm import REAL, Arm, Same
 from flatout.measure.evidence import INSTRUMENTS
 from flatout.measure.run.observer import ObserverOptions
-from flatout.measure.run.rows import StepRow
 from flatout.measure.run.step_blocks.schedule import ENDED_FIRST, StepBlock
 from flatout.measure.run.step_blocks.sequence import MOST_RECOUNTS, BlockSequence
+from flatout.measure.run.step_rows import StepRow
 
 STEP_S = 0.01
 LONG_S = 600.0

@@ -17,12 +17,12 @@ import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets
 from flatout.engines.adapters.lora.chunked_loss import IGNORED
 from flatout.engines.adapters.lora.encoder import pool_rows
+from flatout.engines.adapters.lora.token_blocks import Ints, Padding, Targets
+from flatout.engines.adapters.tasks.data_rows import Record, Splits
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.metrics import accuracy, label_f1, macro_f1
-from flatout.engines.adapters.tasks.rows import Record, Splits
 from flatout.engines.adapters.tasks.task import AdapterTask, Asked, Example, Prediction, TaskBatch
 from flatout.ground.errors import BadInput
 from flatout.ground.units import show_some

@@ -20,9 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
+from flatout.engines.adapters.tasks.data_rows import Record
 from flatout.engines.adapters.tasks.generation import GenerationTask
 from flatout.engines.adapters.tasks.metrics import bleu
-from flatout.engines.adapters.tasks.rows import Record
 
 LINE, INDENT = "¶", "»"
 SPACES = 4

@@ -22,11 +22,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets
 from flatout.engines.adapters.lora.chunked_loss import IGNORED
+from flatout.engines.adapters.lora.token_blocks import Ints, Padding, Targets
+from flatout.engines.adapters.tasks.data_rows import Record, text_field
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.metrics import exact_match, span_f1
-from flatout.engines.adapters.tasks.rows import Record, text_field
 from flatout.engines.adapters.tasks.task import (
     AdapterTask,
     Asked,

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatout.engines.adapters.lora.blocks import Ints, Padding, Targets
 from flatout.engines.adapters.lora.chunked_loss import IGNORED
+from flatout.engines.adapters.lora.token_blocks import Ints, Padding, Targets
+from flatout.engines.adapters.tasks.data_rows import Record, Splits
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.kinds.classification import PooledHead
 from flatout.engines.adapters.tasks.metrics import explained_variance, pearson, spearman
-from flatout.engines.adapters.tasks.rows import Record, Splits
 from flatout.engines.adapters.tasks.task import AdapterTask, Asked, Example, Prediction, TaskBatch
 from flatout.ground.errors import BadInput
 

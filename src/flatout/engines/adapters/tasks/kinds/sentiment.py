@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from flatout.engines.adapters.tasks.data_rows import Record, Splits
 from flatout.engines.adapters.tasks.kinds.classification import Classification
-from flatout.engines.adapters.tasks.rows import Record, Splits
 from flatout.ground.errors import BadInput
 
 LABELS = ("negative", "positive")

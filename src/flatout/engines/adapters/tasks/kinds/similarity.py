@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from flatout.engines.adapters.tasks.data_rows import Record
 from flatout.engines.adapters.tasks.kinds.regression import Regression
-from flatout.engines.adapters.tasks.rows import Record
 from flatout.engines.adapters.tasks.task import Example, example_of_pair
 
 

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from flatout.engines.adapters.tasks.data_rows import Record, text_field
 from flatout.engines.adapters.tasks.generation import GenerationTask
 from flatout.engines.adapters.tasks.metrics import Order, rouge
-from flatout.engines.adapters.tasks.rows import Record, text_field
 
 ORDERS: tuple[Order, ...] = ("1", "2", "L")
 

@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from flatout.engines.adapters.tasks.data_rows import Record
 from flatout.engines.adapters.tasks.generation import GenerationTask
 from flatout.engines.adapters.tasks.metrics import bleu
-from flatout.engines.adapters.tasks.rows import Record
 from flatout.ground.packages import DJANGO, JUPYTERLAB_GERMAN, fetch
 
 PACKAGES = (JUPYTERLAB_GERMAN, DJANGO)

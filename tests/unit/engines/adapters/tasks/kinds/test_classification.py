@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from flatout.engines.adapters.tasks.data_rows import Splits
 from flatout.engines.adapters.tasks.kinds.classification import Classification
 from flatout.engines.adapters.tasks.known import task_named
-from flatout.engines.adapters.tasks.rows import Splits
 from flatout.ground.errors import BadInput
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.engines.adapters.tasks.data_rows import DataOptions
 from flatout.engines.adapters.tasks.kinds import code_generation
 from flatout.engines.adapters.tasks.kinds.code_generation import (
     CodeGeneration,
@@ -17,7 +18,6 @@ from flatout.engines.adapters.tasks.kinds.code_generation import (
     with_layout_signs,
     without_layout_signs,
 )
-from flatout.engines.adapters.tasks.rows import DataOptions
 from tests.support.adapters import tiny_tokenizer
 
 NESTED = "def f(x):\n    if x:\n        return 1\n    return 2"

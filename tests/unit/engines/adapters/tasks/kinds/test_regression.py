@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from flatout.engines.adapters.tasks.data_rows import Splits
 from flatout.engines.adapters.tasks.kinds.regression import Regression
-from flatout.engines.adapters.tasks.rows import Splits
 from flatout.engines.adapters.tasks.task import encode_all
 from flatout.ground.errors import BadInput
 from flatout.testing.adapter_tasks import make_head, make_states, tiny_tokenizer

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from flatout.engines.adapters.tasks.data_rows import DataOptions
 from flatout.engines.adapters.tasks.kinds.sentiment import LABELS, Sentiment
-from flatout.engines.adapters.tasks.rows import DataOptions
 from flatout.engines.adapters.tasks.task import encode_all
 from flatout.ground.errors import BadInput
 from tests.support.adapters import tiny_tokenizer

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from flatout.engines.adapters.tasks.data_rows import DataOptions
 from flatout.engines.adapters.tasks.kinds import translation
 from flatout.engines.adapters.tasks.kinds.translation import PACKAGES, Translation
-from flatout.engines.adapters.tasks.rows import DataOptions
 from flatout.engines.adapters.tasks.task import Prediction
 from flatout.ground import packages
 from flatout.ground.errors import NotFetched

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatout.engines.steering.blocks import blocks_of, chosen_layers, hidden_of, input_device, width_of
+from flatout.engines.steering.model_blocks import blocks_of, chosen_layers, hidden_of, input_device, width_of
 from flatout.ground.errors import BadInput
 from tests.support.multiplex import FAMILIES, shared_model, tiny_model
 

@@ -14,7 +14,7 @@ from flatout.multiplex.decode.cache import bucket_of
 from flatout.multiplex.decode.generator import Generator
 from flatout.multiplex.decode.requests import Completion, GenerationProgress, Request
 from flatout.multiplex.decode.sampling import Sampling
-from flatout.multiplex.decode.schedule import Schedule
+from flatout.multiplex.decode.slot_schedule import Schedule
 from flatout.multiplex.decode.steppers import Portable, PromptPart, SlotState, Stepper
 from flatout.multiplex.models.families import read_decoder
 from tests.support.multiplex import prompts_of, random_factors, reference_tokens, shared_model

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.adapters.lora.blocks import TokenBlock, block_of, frame, layout, rows_of, shapes_of
+from flatout.engines.adapters.lora.token_blocks import TokenBlock, block_of, frame, layout, rows_of, shapes_of
 from flatout.ground.errors import BadInput
 
 LENGTHS = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=5), min_size=1, max_size=4)

@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from flatout.ground.errors import BadInput, FlatoutError
-from flatout.planner.config.documents import (
+from flatout.planner.config.config_text import (
     Document,
     Format,
     Value,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.tuner.patches.nodes import base_name, bindings, changed_names, names
 from flatout.tuner.patches.source import Source, expression
+from flatout.tuner.patches.syntax import base_name, bindings, changed_names, names
 
 
 def test_names_are_those_that_are_looked_up() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.evolution.training.schedule import (
+from flatout.engines.evolution.training.population_schedule import (
     CPU_ROWS,
     GPU_ROWS,
     Needs,

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from flatout.measure.clock import BACKWARD, EXCLUDED, FORWARD, NUM_REGIONS, REST
-from flatout.measure.run.rows import StepRow, build_steps, usual_forwards
+from flatout.measure.run.step_rows import StepRow, build_steps, usual_forwards
 
 
 def row(

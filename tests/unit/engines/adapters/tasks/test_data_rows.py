@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines.adapters.tasks import rows
+from flatout.engines.adapters.tasks import data_rows
+from flatout.engines.adapters.tasks.data_rows import DataOptions, Splits
 from flatout.engines.adapters.tasks.known import known_tasks, task_named
-from flatout.engines.adapters.tasks.rows import DataOptions, Splits
 from flatout.engines.run.row_files import read_rows
 from flatout.ground.errors import BadInput
 
@@ -24,7 +24,7 @@ def write_lines(path: Path, *lines: str) -> Path:
 
 
 def texts_of(path: Path) -> list[str]:
-    return read_rows(path, read=lambda row: rows.text_field(row, "text", "sentence"))
+    return read_rows(path, read=lambda row: data_rows.text_field(row, "text", "sentence"))
 
 
 def test_empty_lines_do_not_count_and_other_names_are_read(tmp_path: Path) -> None:
@@ -62,26 +62,26 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 def test_the_files_of_a_folder_by_their_split(tmp_path: Path) -> None:
     for name in ("train", "dev", "test"):
         write_lines(tmp_path / f"{name}.jsonl", "{}")
-    assert {split: path.name for split, path in rows.split_files(tmp_path).items()} == {
+    assert {split: path.name for split, path in data_rows.split_files(tmp_path).items()} == {
         "train": "train.jsonl",
         "validation": "dev.jsonl",
         "test": "test.jsonl",
     }
     (tmp_path / "test.jsonl").rename(tmp_path / "test.csv")
-    assert rows.split_files(tmp_path)["test"].name == "test.csv"
+    assert data_rows.split_files(tmp_path)["test"].name == "test.csv"
     (tmp_path / "train.jsonl").unlink()
     with pytest.raises(BadInput, match=r"holds no train\.jsonl"):
-        rows.split_files(tmp_path)
+        data_rows.split_files(tmp_path)
 
 
 @given(st.text(max_size=20))
 def test_case_and_spaces_do_not_move_a_row(key: str) -> None:
-    assert 0 <= rows.share_of(key) < 1
-    assert rows.split_of(key) == rows.split_of(f"  {key.lower()} ")
+    assert 0 <= data_rows.share_of(key) < 1
+    assert data_rows.split_of(key) == data_rows.split_of(f"  {key.lower()} ")
 
 
 def test_splits_have_their_shares() -> None:
-    found = [rows.split_of(f"row {number}") for number in range(4000)]
+    found = [data_rows.split_of(f"row {number}") for number in range(4000)]
     assert 0.07 < found.count("test") / 4000 < 0.13
     assert 0.07 < found.count("validation") / 4000 < 0.13
 
@@ -89,16 +89,16 @@ def test_splits_have_their_shares() -> None:
 def test_the_first_of_each_is_kept_and_taken() -> None:
     taken: set[str] = set()
     same: Any = str
-    assert rows.drop_repeats(["A b", "a  B", "c"], key=same, taken=taken) == ["A b", "c"]
-    assert rows.drop_repeats(["C", "d"], key=same, taken=taken) == ["d"]
+    assert data_rows.drop_repeats(["A b", "a  B", "c"], key=same, taken=taken) == ["A b", "c"]
+    assert data_rows.drop_repeats(["C", "d"], key=same, taken=taken) == ["d"]
 
 
 def test_some_of_the_rows_are_the_same_ones_in_their_order() -> None:
     names = [f"row {number}" for number in range(50)]
-    few, more = rows.choose_some(names, 10, key=str), rows.choose_some(names, 20, key=str)
+    few, more = data_rows.choose_some(names, 10, key=str), data_rows.choose_some(names, 20, key=str)
     assert len(few) == 10 and few == sorted(few, key=names.index) and set(few) <= set(more)
-    assert rows.choose_some(names, None, key=str) == rows.choose_some(names, 99, key=str) == names
-    assert rows.choose_some(names[::-1], 10, key=str) == few[::-1]
+    assert data_rows.choose_some(names, None, key=str) == data_rows.choose_some(names, 99, key=str) == names
+    assert data_rows.choose_some(names[::-1], 10, key=str) == few[::-1]
 
 
 def test_options_as_a_settings_file_gives_them() -> None:
