@@ -10,7 +10,7 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,14 +91,8 @@ class JobListener:
 class Observer:
     """Watches the job of this process; there is one."""
 
-    def __init__(
-        self,
-        options: ObserverOptions,
-        listener: JobListener | None = None,
-        *,
-        make_warm_up: Callable[[], WarmUp] = WarmUp,
-    ) -> None:
-        self.options, self.listener, self.make_warm_up = options, listener or JobListener(), make_warm_up
+    def __init__(self, options: ObserverOptions, listener: JobListener | None = None) -> None:
+        self.options, self.listener = options, listener or JobListener()
         self.patches = Patches()
         self._narrowed = Patches()
         self.outermost_types: set[type] = set()
@@ -130,7 +124,7 @@ class Observer:
 
     def _restart(self) -> None:
         self.rows: list[StepRow] = []
-        self.warm_up: WarmUp | None = self.make_warm_up()
+        self.warm_up: WarmUp | None = WarmUp()
         self.warmup_reason: str | None = None
         self.sequence = BlockSequence(
             self.options,

@@ -29,7 +29,7 @@ from flatout.measure.run.lineage import LEAST_SET_UP_S, OVERDUE_S
 from flatout.measure.run.observer import FEWEST_FOR_ARMS, JobListener, Observer, ObserverOptions
 from flatout.measure.run.step_blocks import deadline, sequence
 from flatout.measure.run.step_blocks.deadline import LEAST_STEPS_S
-from flatout.measure.run.step_blocks.schedule import StepBlock, WarmUp
+from flatout.measure.run.step_blocks.schedule import StepBlock
 from tests.support.measure import line_of
 
 HERE = Path(__file__)
@@ -448,21 +448,6 @@ def test_a_loop_without_a_loader_is_served_no_batches(observer: Observer) -> Non
     assert not {"cached", "half"} & {block.arm for block in observer.sequence.blocks}
     reasons = {arm.label: arm.reason for arm in observer.sequence.arms_not_run(())}
     assert "no DataLoader is trained on" in reasons["cached"]
-
-
-def test_warm_up_can_be_decided_elsewhere() -> None:
-    class Never(WarmUp):
-        def add(self, step_s: float) -> bool:
-            return False
-
-    observer = Observer(ObserverOptions(folder=str(HERE.parent)), make_warm_up=Never)
-    observer.install()
-    try:
-        steps(sgd(), 50)
-    finally:
-        observer.remove()
-    assert len(observer.rows) == 49
-    assert observer.arm == "warmup"
 
 
 def test_steps_that_fell_back_to_real_batches_are_never_kept() -> None:
