@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from flatout.doctor.page import page
+from flatout.doctor.report.page import page
 from tests.support import doctor as builders
 from tests.support.browser import OVERFLOW, browser, show
 

@@ -67,7 +67,7 @@ def diagnose(
 
 def write_diagnosis(diagnosis: Diagnosis, path: Path) -> None:
     """Write the report of a diagnosis as one self-contained page."""
-    from flatout.doctor.page import page
+    from flatout.doctor.report.page import page
     from flatout.page.document import write_page
 
     write_page(page(diagnosis.evidence, diagnosis.findings), path)

@@ -10,10 +10,8 @@ loading      what is known of a loader: its slow lines, and how many workers cou
 outside      what happens between the steps, as a share of the job
 examine      apply every rule to one Evidence and rank the findings
 causal_map   what the step would take without each block
-source_view  the same over the source
 sentences    what terminal and page both say: what bounds the step, what an arm showed
-charts       the charts of a diagnosis
-page         the diagnosis as one HTML page
+report/      the diagnosis as one HTML page
 
 Importing this package imports no torch: any machine can examine a saved Evidence file.
 """

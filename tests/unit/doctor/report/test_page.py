@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from flatout.doctor.finding import Finding
-from flatout.doctor.page import _kernels, _loader, _memory, _ranks, _what_it_ran_on, page
+from flatout.doctor.report.page import _kernels, _loader, _memory, _ranks, _what_it_ran_on, page
 from flatout.measure.evidence import Evidence
 from flatout.page.document import POLICY
 from flatout.page.markup import VOID

@@ -11,7 +11,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from flatout.doctor.charts import HEIGHT, arm_band, arm_keys, bars, cut_off, timeline, whiskers
+from flatout.doctor.report import charts
+from flatout.doctor.report.charts import HEIGHT, arm_band, arm_keys, bars, cut_off, timeline, whiskers
 from flatout.doctor.sentences import read_arms
 from flatout.measure import PHASES
 from flatout.measure.evidence import Step
@@ -111,7 +112,9 @@ def test_one_step_without_time_can_be_drawn() -> None:
 @given(most=st.integers(min_value=1, max_value=80))
 def test_every_step_is_in_exactly_one_bar_of_its_own_block(most: int) -> None:
     steps = builders.steps()
-    made = bars(steps, most=most)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(charts, "MOST_BARS", most)
+        made = bars(steps)
     assert [bar.first for bar in made] == [
         sum(earlier.num_steps for earlier in made[:i]) for i in range(len(made))
     ]

@@ -6,8 +6,9 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from flatout.doctor.causal_map import causal_map, flat
-from flatout.doctor.charts import arm_band, arm_keys, bars, cut_off, timeline, whiskers
 from flatout.doctor.finding import Finding
+from flatout.doctor.report.charts import arm_band, arm_keys, bars, cut_off, timeline, whiskers
+from flatout.doctor.report.source_view import source_view
 from flatout.doctor.rule import all_rules
 from flatout.doctor.sentences import (
     SAFETY,
@@ -26,7 +27,6 @@ from flatout.doctor.sentences import (
     too_little,
     unexplained,
 )
-from flatout.doctor.source_view import source_view
 from flatout.ground.units import UNKNOWN, show_bytes, show_interval, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Kernels, Loader, Memory, Place

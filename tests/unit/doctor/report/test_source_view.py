@@ -7,7 +7,7 @@ import re
 import pytest
 
 from flatout.doctor.causal_map import causal_map
-from flatout.doctor.source_view import source_view
+from flatout.doctor.report.source_view import source_view
 from tests.support import doctor as builders
 
 
