@@ -353,13 +353,13 @@ def test_shapes_are_prepared_once_and_few_are_kept(monkeypatch: pytest.MonkeyPat
     model = bert(num_layers=1)
     with PackedEncoder(model, AdapterBank(model, specs())) as encoder:
         encoder(blocks())
-        first = encoder.prepare(tuple(encoder._prepared)[-1])
+        first = encoder.prepare(tuple(encoder._plans)[-1])
         encoder(blocks(seed=5))
         assert encoder.prepare(first.frame.shapes) is first
         assert first.path is not None and first.path.value == "loop"
         for length in (4, 5, 6):
             encoder(blocks(((1, length),)))
-        assert len(encoder._prepared) == 2
+        assert len(encoder._plans) == 2
 
 
 def test_rank_zero_is_the_plain_model() -> None:
