@@ -15,6 +15,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from flatout.ground.codec import decode
+from flatout.ground.script.command import ScriptCommand
 from flatout.ground.script.main import after_import, run_as_main, show_error
 from flatout.measure.patches import Patches
 from flatout.tuner.treatment import Dose, install
@@ -47,11 +48,9 @@ class TrialOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ChildOptions:
+class ChildOptions(ScriptCommand):
     """What the process does."""
 
-    command: tuple[str, ...]
-    module: bool
     doses: tuple[Dose, ...] = ()
     texts: dict[str, str] = field(default_factory=dict)  # file -> the file of its patched text
     trial: TrialOptions | None = None

@@ -67,8 +67,8 @@ class PhaseSettings(LearningSettings):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseOne(PhaseSettings):
-    """Adapters and heads, all tasks in one batch."""
+class AdapterPhase(PhaseSettings):
+    """A phase that trains adapters and heads on blocks of tokens."""
 
     steps: int = 1000  # of the optimizer
     tokens: int = 2048  # of one task's block
@@ -76,6 +76,12 @@ class PhaseOne(PhaseSettings):
     buckets: int = 4  # groups of similar length; a step takes one group of every task
     evaluate_every: int = 100
     validate_rows: int = 256  # per task
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PhaseOne(AdapterPhase):
+    """Adapters and heads, all tasks in one batch."""
+
     select: Literal["metric", "loss"] = "metric"
 
 
@@ -92,17 +98,13 @@ class PhaseTwo(PhaseSettings):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PhaseThree(PhaseSettings):
+class PhaseThree(AdapterPhase):
     """Both together: the loss of the tasks reaches the router through the mixture of adapters."""
 
     steps: int = 400
-    tokens: int = 1024  # of one task's block
-    accumulate: int = 1
-    buckets: int = 4
+    tokens: int = 1024
     lr: float = 1e-4  # of the router
     adapter_lr_share: float = 0.1  # of lr, for adapters and heads
-    evaluate_every: int = 100
-    validate_rows: int = 256
     single_task_first: float = 0.8  # the share of batches with rows of one task, at the first step
     single_task_last: float = 0.2
     noise: Literal["softmax", "gumbel"] = "gumbel"

@@ -1,5 +1,5 @@
 """A user's script or module, run as Python itself would.
 
-command  checked before anything starts
+command  what to run, checked before anything starts
 main     become it: `__main__`, its path and arguments, its errors without frames of ours
 """

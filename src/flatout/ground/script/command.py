@@ -1,4 +1,4 @@
-"""Check a user's script or module before anything starts."""
+"""The command of a user's script or module, checked before anything starts."""
 
 from __future__ import annotations
 
@@ -6,9 +6,23 @@ import importlib.machinery
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from flatout.ground.errors import BadInput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScriptCommand:
+    """A script with its arguments or, with `module`, the name of a module with its own."""
+
+    command: tuple[str, ...]
+    module: bool
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What follows `python`."""
+        return ("-m", *self.command) if self.module else self.command
 
 
 def check_command(command: Sequence[str], *, module: bool) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from flatout.ground.script.command import ScriptCommand
 from flatout.ground.script.main import after_import, run_as_main, show_error
 from flatout.measure.arms.arm import Arm
 from flatout.measure.evidence_file import save_evidence
@@ -55,11 +56,9 @@ class EndOfMeasurement(BaseException):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JobOptions:
+class JobOptions(ScriptCommand):
     """What the launching process asks for."""
 
-    command: tuple[str, ...]
-    module: bool
     folder: str
     evidence_path: str
     keep_running: bool
@@ -78,9 +77,7 @@ class Session(JobListener):
     def __init__(self, options: JobOptions, *, at_start: Collection[str]) -> None:
         """Prepare a run; `at_start` holds the modules that Python had imported before Flatout."""
         self.options, self._at_start = options, at_start
-        self.assembly = Assembly(
-            command=(*(("-m",) if options.module else ()), *options.command), folder=options.folder
-        )
+        self.assembly = Assembly(command=options.words, folder=options.folder)
         self.observer = Observer(
             ObserverOptions(
                 folder=options.folder,

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.ground.codec import encode
+from flatout.ground.script.command import ScriptCommand
 from flatout.hardware.ray_cluster import RayCluster
 from flatout.measure.evidence import Evidence
 from flatout.tuner.results.machine import Machine, machine_of
@@ -36,11 +37,9 @@ THREADS = "OMP_NUM_THREADS"  # Ray sets it to a task's cores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TrialsJob:
+class TrialsJob(ScriptCommand):
     """What a node must know to run trials."""
 
-    command: tuple[str, ...]
-    module: bool
     plan: TrialPlan
     ranks: int
     threads: str | None  # OMP_NUM_THREADS as the command was given
