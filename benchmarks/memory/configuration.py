@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatout.memory.jobs.job import Job, Precision, Recipe
+from flatout.memory.jobs.job import Job, PrecisionName, Recipe
 
 HELD_OUT = ("t5", "u-net", "gru", "gemma", "transformer-encoder", "mixture")
 GIB = 2**30
@@ -91,7 +91,7 @@ class Subject:
         *,
         sizes: Mapping[str, int] | None = None,
         optimizer: str = "adamw",
-        precision: Precision = "fp32",
+        precision: PrecisionName = "fp32",
         cap_gib: int | None = None,
         **recipe: Any,
     ) -> Configuration:

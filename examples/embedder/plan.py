@@ -16,7 +16,7 @@ from embedder import Embedder, make_optimizer, step_loss
 from industries import CHANNELS, FIRST_WORD, Texts
 from settings import precision_of
 
-from flatout.memory.jobs.job import Job, Precision, Recipe
+from flatout.memory.jobs.job import Job, PrecisionName, Recipe
 
 
 def build(settings: Mapping[str, Any]) -> tuple[Job, Recipe]:
@@ -45,7 +45,7 @@ def build(settings: Mapping[str, Any]) -> tuple[Job, Recipe]:
         },
     )
     recipe = Recipe(
-        precision=typing.cast(Precision, precision_of(settings)),
+        precision=typing.cast(PrecisionName, precision_of(settings)),
         accumulation=int(trainer["accumulate_grad_batches"]),
         clip_norm=float(trainer["gradient_clip_val"]),
         checkpointing=bool(settings["model"]["gradient_checkpointing"]),

@@ -130,7 +130,7 @@ def test_attention_of_the_kernel_keeps_rows_apart() -> None:
         for _ in range(3)
     )
     found = {}
-    for kernel in get_args(attention.Kernel):
+    for kernel in get_args(attention.AttentionKernel):
         with attention.rows(attention.bounds_of(chosen, kernel)):
             out, _ = attention.packed_attention(torch.nn.Identity(), query, key, value, None, scaling=0.3)
         real = torch.cat([block.mask().flatten() for block in blocks(UNEQUAL, device="cuda")])

@@ -21,7 +21,7 @@ from flatout.engines.adapters.evaluation.results import (
 from flatout.engines.adapters.evaluation.score_routings import Subject
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
 from flatout.engines.adapters.lora.encoder import PackedEncoder
-from flatout.engines.adapters.lora.token_blocks import Blocks, TokenBlock
+from flatout.engines.adapters.lora.token_blocks import TokenBlock, TokenBlocks
 from flatout.engines.adapters.report.run_report import RunReport
 from flatout.engines.adapters.tasks.decoder import TextDecoder
 from flatout.engines.adapters.tasks.known import task_named
@@ -145,7 +145,7 @@ class CountingEncoder(PackedEncoder):
 
     passes: list[tuple[int, int, int, bool]]
 
-    def __call__(self, blocks: Blocks, **options: Any) -> tuple[Tensor, ...]:
+    def __call__(self, blocks: TokenBlocks, **options: Any) -> tuple[Tensor, ...]:
         (block,) = blocks
         mixed = options.get("mixture") is not None
         self.__dict__.setdefault("passes", []).append(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.engines.adapters.lora.bank import AdapterBank, AdapterSpec
-from flatout.engines.adapters.lora.token_blocks import Blocks, TokenBlock, block_of
+from flatout.engines.adapters.lora.token_blocks import TokenBlock, TokenBlocks, block_of
 
 VOCABULARY, WIDTH = 97, 32
 RANKS = (16, 24, 32)
@@ -81,7 +81,7 @@ def blocks(
     seed: int = 0,
     types: bool = False,
     device: str = "cpu",
-) -> Blocks:
+) -> TokenBlocks:
     """A block per shape (rows, longest), its rows of random lengths; the first row is full."""
     random = np.random.default_rng(seed)
     made = []
@@ -162,7 +162,7 @@ class Batch:
     targets: dict[str, Tensor] = field(default_factory=dict)
 
 
-def batches(given: Blocks, *, seed: int = 0) -> list[Batch]:
+def batches(given: TokenBlocks, *, seed: int = 0) -> list[Batch]:
     """Batches with a class for every row."""
     generator = torch.Generator().manual_seed(seed)
     return [

@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from flatout.hardware.device import Device
 from flatout.memory.cuda import rules
 from flatout.memory.cuda.workspaces import Workspaces
-from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.jobs.job import Job, Recipe, StepPhase
 from flatout.memory.process.isolated_process import check_backward, run_isolated
 from flatout.memory.trace.make_trace import import_before_forking, trace_here
-from flatout.memory.trace.record import Component, Phase, Storage, Trace
+from flatout.memory.trace.record import Component, Storage, Trace
 from flatout.memory.trace.tracer import Tracer
 from flatout.memory.trace.two_steps import Born
 
@@ -198,10 +198,10 @@ class TraceBuilder:
     def __init__(self) -> None:
         self.storages: list[Storage] = []
         self.events: list[int] = []
-        self.marks: list[tuple[int, str, Phase]] = []
-        self.phase: Phase = "setup"
+        self.marks: list[tuple[int, str, StepPhase]] = []
+        self.phase: StepPhase = "setup"
 
-    def mark(self, step: str, phase: Phase) -> None:
+    def mark(self, step: str, phase: StepPhase) -> None:
         self.phase = phase
         self.marks.append((len(self.events), step, phase))
 

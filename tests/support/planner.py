@@ -10,7 +10,7 @@ from pathlib import Path
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 from flatout.hardware.simulated import simulated_device
-from flatout.memory.jobs.job import Precision, Recipe
+from flatout.memory.jobs.job import PrecisionName, Recipe
 from flatout.memory.predict.forecast import BatchBounds, Peak
 from flatout.planner.config.job_config import ConfigPlace
 from flatout.planner.config.settings import Setting, Settings, StageSettings
@@ -171,7 +171,7 @@ def stage(
     accumulation: int = 16,
     *,
     name: str = "training",
-    precision: Precision = "fp32",
+    precision: PrecisionName = "fp32",
     checkpointing: bool = False,
     eval_batch_size: int | None = None,
     batch_file: str = "config.yaml",

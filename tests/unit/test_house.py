@@ -257,6 +257,23 @@ def test_a_class_name_means_one_class() -> None:
     assert {name: files for name, files in homes.items() if len(files) > 1} == {}
 
 
+ALSO_A_CLASS = {"Answer", "Key", "Suite"}  # aliases that still share the name of a class elsewhere
+
+
+def test_an_alias_of_a_type_has_not_the_name_of_a_class() -> None:
+    """Flags aside, which are written `flags.Device`."""
+    classes, aliases = set(), set()
+    for path in source_files():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef):
+                classes.add(node.name)
+            elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                is_other = ast.unparse(node.value).startswith(("TypeVar(", "Annotated["))
+                aliases |= set() if is_other else {node.targets[0].id}
+    assert len(aliases) > 100
+    assert {name for name in aliases & classes if name != name.upper()} == ALSO_A_CLASS
+
+
 NOT_A_VERB = re.compile(
     r"(?:Whether|The|An?|Every|Each|All|Both|Any|No|Nothing|This|It|If|In|Inside|Where|How)\b|[^A-Z]"
 )

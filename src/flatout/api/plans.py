@@ -10,7 +10,7 @@ from flatout.ground import OnProgress, ignore
 if TYPE_CHECKING:
     from flatout.hardware.host import HostFacts
     from flatout.hardware.snapshot import Snapshot
-    from flatout.memory.jobs.job import Precision
+    from flatout.memory.jobs.job import PrecisionName
     from flatout.memory.predict.estimate import MemoryEstimate
     from flatout.memory.predict.steps import Parallel
     from flatout.planner.fit.fit_job import JobFit
@@ -31,7 +31,7 @@ def plan(
     optimizer: Any = None,
     loss: Callable[[Any, Any], Any] | None = None,
     device: str | None = None,
-    precision: Precision = "fp32",
+    precision: PrecisionName = "fp32",
     accumulation: int = 1,
     clip_norm: float | None = None,
     checkpointing: bool = False,
@@ -73,7 +73,7 @@ def fit(
     loss: Callable[[Any, Any], Any] | None = None,
     device: str | None = None,
     margin: float = 0.85,
-    precision: Precision = "fp32",
+    precision: PrecisionName = "fp32",
     accumulation: int = 1,
     clip_norm: float | None = None,
     checkpointing: bool = False,

@@ -21,7 +21,7 @@ from flatout.ground.units import (
 )
 
 if TYPE_CHECKING:
-    from flatout.monitor.past.compare import Comparison, Difference, Unit
+    from flatout.monitor.past.compare import Comparison, Difference, FigureUnit
     from flatout.monitor.past.engine_runs import EngineComparison, RunDigest
     from flatout.monitor.past.summary import Summary
 
@@ -185,7 +185,7 @@ def _interval(each: Difference) -> str:
     return f"{each.ratio_low:.3g}–{each.ratio_high:.3g}"
 
 
-SHOWN: dict[Unit, Callable[[float | None], str]] = {
+SHOWN: dict[FigureUnit, Callable[[float | None], str]] = {
     "s": show_seconds,
     "bytes": show_bytes,
     "share": show_share,
@@ -193,7 +193,7 @@ SHOWN: dict[Unit, Callable[[float | None], str]] = {
 }
 
 
-def show_in(unit: Unit, value: float | None) -> str:
+def show_in(unit: FigureUnit, value: float | None) -> str:
     """Show a figure in its unit."""
     if unit in SHOWN:
         return SHOWN[unit](value)

@@ -23,7 +23,7 @@ from flatout.ground.units import show_bytes, show_share
 from flatout.hardware.nvml import read_gpus
 from flatout.measure.batches import map_arrays
 
-Place = Literal["host", "device"]
+HostOrDevice = Literal["host", "device"]
 
 
 class DeviceDataset:
@@ -112,7 +112,7 @@ class DeviceDataset:
 
 def choose_place(
     num_bytes: int, *, device: torch.device, place: Literal["auto", "host", "device"], memory_share: float
-) -> Decision[Place]:
+) -> Decision[HostOrDevice]:
     """Choose whether data of `num_bytes` are kept on `device` or on the host."""
     if place not in ("auto", "host", "device"):
         raise BadInput(f"place={place!r} is not 'auto', 'host' or 'device'")

@@ -29,7 +29,7 @@ THROTTLE_BITS = {
     0x100: "display clocks",
 }
 
-Call = tuple[Any, ...]  # the function's name, then its arguments after the handle
+NvmlCall = tuple[Any, ...]  # the function's name, then its arguments after the handle
 
 
 class Questions:
@@ -45,7 +45,7 @@ class Questions:
         if mismatch is not None:
             self._refusals += (mismatch,)
 
-    def ask(self, fields: Sequence[str], *calls: Call) -> Any:
+    def ask(self, fields: Sequence[str], *calls: NvmlCall) -> Any:
         """Return the first answer; if there is none, None, with the first refusal as the fields' reason."""
         reasons: list[str] = []
         for call in calls:
@@ -56,7 +56,7 @@ class Questions:
         self.missing.update(dict.fromkeys(fields, reasons[0]))
         return None
 
-    def _ask_one(self, call: Call) -> tuple[Any, str | None]:
+    def _ask_one(self, call: NvmlCall) -> tuple[Any, str | None]:
         name, *arguments = call
         if self.lost is not None:
             return None, self.lost
@@ -133,7 +133,7 @@ def read_scaled(questions: Questions, name: str) -> float | None:
     """Read one figure of SCALED, in the unit of its name."""
     scale, function, argument = SCALED[name]
     arguments = () if argument is None else (getattr(questions.nvml, argument),)
-    calls: list[Call] = [(function, *arguments)]
+    calls: list[NvmlCall] = [(function, *arguments)]
     if name == "temperature_c":  # the older function is deprecated
         calls.insert(0, ("nvmlDeviceGetTemperatureV", *arguments))
     value = questions.ask((name,), *calls)
@@ -144,7 +144,7 @@ def memory_fields(questions: Questions) -> dict[str, int | None]:
     """Read total, used, free and reserved bytes, by their names in a GpuSnapshot."""
     names = ("memory_total_bytes", "memory_used_bytes", "memory_free_bytes")
     version = getattr(questions.nvml, "nvmlMemory_v2", None)
-    calls: list[Call] = [("nvmlDeviceGetMemoryInfo",)]
+    calls: list[NvmlCall] = [("nvmlDeviceGetMemoryInfo",)]
     if version is not None:
         calls.insert(0, ("nvmlDeviceGetMemoryInfo", version))
     info = questions.ask((*names, "memory_reserved_bytes"), *calls)

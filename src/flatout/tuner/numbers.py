@@ -14,7 +14,7 @@ from typing import Any, Literal
 from flatout.tuner import verdict
 from flatout.tuner.treatment import Dose, Treatment, treatment_of
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.trials import Run, Trials
+from flatout.tuner.trials import TrialRun, Trials
 
 SEEDS = 8
 NUDGED = {"nudge": True}
@@ -198,7 +198,7 @@ class Numbers:
     def _run(self, doses: Sequence[Dose]) -> TrialResult:
         return self._run_all([(doses, self.changes_for(doses))])[0]
 
-    def _run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
+    def _run_all(self, runs: Sequence[TrialRun]) -> list[TrialResult]:
         if not self._is_by_step:
             return self.trials.run_all(runs)
         found = self.trials.run_all([(doses, {**changes, **WITHOUT_DROPOUT}) for doses, changes in runs])

@@ -11,14 +11,14 @@ from typing import Any
 
 from flatout.measure.patches import Patches
 
-Call = Callable[[Any], None]  # with the optimizer
+StepHook = Callable[[Any], None]  # with the optimizer
 
-_before: list[Call] = []
-_after: list[Call] = []
+_before: list[StepHook] = []
+_after: list[StepHook] = []
 _is_installed = False
 
 
-def around_steps(patches: Patches, *, before: Call | None = None, after: Call | None = None) -> None:
+def around_steps(patches: Patches, *, before: StepHook | None = None, after: StepHook | None = None) -> None:
     """Call `before` and `after` around each optimizer's step, until `patches` are undone."""
     _install()
     for calls, call in ((_before, before), (_after, after)):
@@ -38,6 +38,6 @@ def _install() -> None:
     optimizers.register_optimizer_step_post_hook(lambda optimizer, *_: _call(_after, optimizer))
 
 
-def _call(calls: list[Call], optimizer: Any) -> None:
+def _call(calls: list[StepHook], optimizer: Any) -> None:
     for call in list(calls):
         call(optimizer)

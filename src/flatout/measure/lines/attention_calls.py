@@ -25,16 +25,16 @@ KEEPS = frozenset(("dropout", "softmax"))
 NAMES = PRODUCTS | CHANGES | KEEPS
 FEWEST_KEYS = 16  # below it attention is too small to matter
 ATTENTION, PRODUCT = "attention", "attention product"
-Where = tuple[Place | None, str | None]  # a line, and the library line it went through
+CallPlace = tuple[Place | None, str | None]  # a line, and the library line it went through
 
 
 class AttentionCalls:
     """Counts each attention at the lines of its last and its first product."""
 
-    def __init__(self, user_code: UserCode, count: Callable[[str, Where, str], None]) -> None:
+    def __init__(self, user_code: UserCode, count: Callable[[str, CallPlace, str], None]) -> None:
         self._user_code, self._count = user_code, count
         # by identity: the tensor, the line of its product, and whether softmax was applied
-        self._followed: dict[int, tuple[weakref.ref[Any], Where, bool]] = {}
+        self._followed: dict[int, tuple[weakref.ref[Any], CallPlace, bool]] = {}
 
     def see(self, name: str, args: tuple[Any, ...], result: Any, frame: FrameType) -> None:
         """Trace the result of a call of one of NAMES."""

@@ -30,7 +30,7 @@ from flatout.measure.batches import bytes_of
 from flatout.measure.clock import REST, Clock, ident, now
 from flatout.measure.evidence import OperatorCalls, Place, Site, SiteKind
 from flatout.measure.lines.array_lists import OF_ARRAYS, of_arrays
-from flatout.measure.lines.attention_calls import NAMES, AttentionCalls, Where
+from flatout.measure.lines.attention_calls import NAMES, AttentionCalls, CallPlace
 from flatout.measure.lines.counted_calls import COLLECTIVE
 from flatout.measure.user_code import UserCode
 
@@ -72,7 +72,7 @@ OUTSIDE_MODULES = "outside the model's modules"
 MOST_DERIVED = 2  # consecutive calls on one line; a whole model fed from here is not the creation's fault
 
 BackwardSeconds = Callable[[list[tuple[int, int]]], float]
-Key = tuple[SiteKind, str, Place, str | None, str]  # kind, op, place, via, device
+SiteKey = tuple[SiteKind, str, Place, str | None, str]  # kind, op, place, via, device
 
 
 @dataclass(slots=True)
@@ -98,7 +98,7 @@ class CallSites(TorchFunctionMode):
     def __init__(self, user_code: UserCode, clock: Clock | None = None) -> None:
         super().__init__()
         self.user_code, self._clock = user_code, clock
-        self.sites: dict[Key, SiteCounts] = {}
+        self.sites: dict[SiteKey, SiteCounts] = {}
         self.differentiable: set[Place] = set()  # lines whose operators made autograd nodes
         self.meeting_regions: set[int] = set()  # in which collectives were called
         self.callers: Counter[CodeType | str] = Counter()  # of operators: a module's forward, an optimizer
@@ -201,11 +201,11 @@ class CallSites(TorchFunctionMode):
         # checkpoints are called through torch's own file
         self._count_call(op, (place, None if op == "checkpoint" else via), device, spent_s)
 
-    def _count_call(self, op: str, where: Where, device: str, spent_s: float = 0.0) -> None:
+    def _count_call(self, op: str, where: CallPlace, device: str, spent_s: float = 0.0) -> None:
         place, via = where
         if place is None:
             return
-        key: Key = ("call", op, place, via, device)
+        key: SiteKey = ("call", op, place, via, device)
         counts = self.sites.setdefault(key, SiteCounts())
         if self.attributing:
             region = REST if self._clock is None else self._clock.stack[-1]
@@ -322,7 +322,7 @@ class CallSites(TorchFunctionMode):
 
 
 def _site(
-    key: Key, counts: SiteCounts, steps: int, attributed: int, backward_seconds: BackwardSeconds
+    key: SiteKey, counts: SiteCounts, steps: int, attributed: int, backward_seconds: BackwardSeconds
 ) -> Site:
     kind, op, place, via, device = key
     phases_s: defaultdict[str, float] = defaultdict(float)

@@ -46,7 +46,7 @@ _CODE_AND_LINE = operator.attrgetter("f_code", "f_lineno")
 _IS_FRAME = functools.partial(operator.is_not, None)  # None is behind the outermost one
 
 # by region, the user's lines, and the library that the innermost of them calls
-Found = Counter[tuple[int, tuple[Place, ...], str | None]]
+StackCounts = Counter[tuple[int, tuple[Place, ...], str | None]]
 
 
 def stack_of(thread: int) -> list[tuple[CodeType, int]]:
@@ -83,7 +83,7 @@ class StackSampler:
 
     def __init__(self, clock: Clock, user_code: UserCode) -> None:
         self._clock, self._user_code = clock, user_code
-        self._steps: list[Found] = [Counter()]
+        self._steps: list[StackCounts] = [Counter()]
         self._uneven = random.Random(0)  # even intervals would beat with the steps
         self._thread = OwnThread(self._look_around, name="flatout-stacks")
         self.failure: Exception | None = None
@@ -137,7 +137,7 @@ class StackSampler:
                 self.failure = error
                 return
 
-    def _look(self, region: int, lines: Sequence[tuple[CodeType, int]], found: Found) -> None:
+    def _look(self, region: int, lines: Sequence[tuple[CodeType, int]], found: StackCounts) -> None:
         if not lines or region == EXCLUDED:
             return
         places: list[Place] = []

@@ -17,7 +17,9 @@ from flatout.measure.evidence import FetchLine, Place, Stacks
 from flatout.measure.lines.stacks import INTERVAL_S, SWITCH_INTERVAL_S, stack_of, wake_on_time
 from flatout.measure.user_code import UserCode
 
-Found = Counter[tuple[Place | None, bool, str | None]]  # a line, whether it collates, the library it calls
+FetchCounts = Counter[
+    tuple[Place | None, bool, str | None]
+]  # a line, whether it collates, the library it calls
 ENOUGH_LOOKS = 400
 MOST_BATCHES = 60
 MOST_LINES = 20
@@ -29,7 +31,7 @@ class FetchStacks:
     def __init__(self, user_code: UserCode) -> None:
         self._user_code = user_code
         self._owner = threading.get_ident()
-        self._found: Found = Counter()
+        self._found: FetchCounts = Counter()
         self._num_looks = self._num_batches = 0
         self._ended = threading.Event()
         self._busy = threading.Event()
@@ -69,7 +71,7 @@ class FetchStacks:
             if lines and self._busy.is_set():
                 self._look(lines, found)
 
-    def _look(self, lines: Sequence[tuple[CodeType, int]], found: Found) -> None:
+    def _look(self, lines: Sequence[tuple[CodeType, int]], found: FetchCounts) -> None:
         place: Place | None = None
         library: str | None = None
         for code, line in lines:
@@ -83,7 +85,7 @@ class FetchStacks:
         self._num_looks += 1
 
 
-def lines_of(found: Found) -> tuple[FetchLine, ...]:
+def lines_of(found: FetchCounts) -> tuple[FetchLine, ...]:
     """Return lines with their sample counts, most first; None stands for no line of the user's."""
     return tuple(
         FetchLine(place=place, in_collate=in_collate, samples=samples, library=library)
@@ -97,7 +99,7 @@ def fetch_lines(stacks: Stacks, *, collate: Place | None) -> tuple[FetchLine, ..
     Functions that are on the stack in other phases too belong to the training loop, which asks for a batch.
     """
     loop = {_function(place) for path in stacks.paths if path.phase != "wait" for place in path.places}
-    found: Found = Counter()
+    found: FetchCounts = Counter()
     for path in stacks.paths:
         if path.phase == "wait":
             inside = [place for place in path.places if _function(place) not in loop]

@@ -10,7 +10,7 @@ from typing import Any
 
 from flatout.measure.batches import KeptBatch, arrays_of
 from flatout.measure.evidence import Call, EpochStart, FetchLine, Loader, Place, Worker
-from flatout.measure.loading.fetch_stacks import Found, lines_of
+from flatout.measure.loading.fetch_stacks import FetchCounts, lines_of
 from flatout.measure.loading.lengths import summarise
 from flatout.measure.loading.workers import BatchTimes
 from flatout.measure.statistics import spread
@@ -36,7 +36,7 @@ class LoaderRecord:
     epochs: list[EpochStart] = field(default_factory=list)
     lengths: list[list[int]] = field(default_factory=list)
     calls: tuple[Call, ...] = ()
-    lines: Found = field(default_factory=Counter)
+    lines: FetchCounts = field(default_factory=Counter)
     kept: deque[KeptBatch] = field(default_factory=lambda: deque(maxlen=MOST_KEPT))
     kept_bytes: int | None = None  # of the first kept batch
     shapes: dict[int | None, set[Shapes]] = field(default_factory=dict)  # of batches, by their rows

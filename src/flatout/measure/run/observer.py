@@ -38,7 +38,7 @@ from flatout.measure.run.step_blocks.deadline import Deadline, Watchdog
 from flatout.measure.run.step_blocks.schedule import StepBlock, WarmUp
 from flatout.measure.run.step_blocks.sequence import BlockSequence
 from flatout.measure.run.step_rows import StepRow, real_rows, real_step_s, usual_forwards
-from flatout.measure.run.steps import BACKWARD_CALL, EXPLICIT, MODEL_CALL, OPTIMIZER_STEP, Anchor, Key
+from flatout.measure.run.steps import BACKWARD_CALL, EXPLICIT, MODEL_CALL, OPTIMIZER_STEP, Anchor, AnchorKey
 from flatout.measure.statistics import typical_steps
 from flatout.measure.user_code import UserCode, framework_around
 
@@ -138,7 +138,7 @@ class Observer:
         self.position = 0  # in the current block
         self.begun = False
         self.out_of_time = False
-        self._anchor_key: Key | None = None
+        self._anchor_key: AnchorKey | None = None
         self._counts = (0, 0, 0)
         self._waited_in_line_s = 0.0
         self._step_began_s = self.clock.last
@@ -215,7 +215,7 @@ class Observer:
         self.process.training.note_optimizer(optimizer)
         self.loaders.num_steps += 1
 
-    def after_model_call(self, key: Key, name: str) -> None:
+    def after_model_call(self, key: AnchorKey, name: str) -> None:
         """Note a model call or backward, which ends a step only in loops without an optimizer."""
         frozen = self.anchor.frozen
         if frozen is not None and frozen != key and frozen[0] <= key[0]:
@@ -224,7 +224,7 @@ class Observer:
             return
         self.mark(key, name)
 
-    def mark(self, key: Key, name: str) -> None:
+    def mark(self, key: AnchorKey, name: str) -> None:
         if self.removed or not self.adopt_thread():
             return
         if self.finished:  # the script swallowed the end, so repeat it

@@ -18,7 +18,7 @@ MODEL_CALLED = " call"  # ends the name of an anchor that is a model's call
 PATIENCE = 3
 STALE_FACTOR = 64
 
-Key = tuple[int, int]  # (kind, identity of the optimizer or model)
+AnchorKey = tuple[int, int]  # (kind, identity of the optimizer or model)
 
 _listener: Callable[[], None] | None = None
 
@@ -39,12 +39,12 @@ class Anchor:
     """Counts candidate marks and decides which of them end a step."""
 
     def __init__(self) -> None:
-        self.counts: Counter[Key] = Counter()
-        self.names: dict[Key, str] = {}
-        self.frozen: Key | None = None
-        self._stronger: Counter[Key] = Counter()
+        self.counts: Counter[AnchorKey] = Counter()
+        self.names: dict[AnchorKey, str] = {}
+        self.frozen: AnchorKey | None = None
+        self._stronger: Counter[AnchorKey] = Counter()
 
-    def add(self, key: Key, name: str) -> bool:
+    def add(self, key: AnchorKey, name: str) -> bool:
         """Note one mark; return whether it ends a step."""
         self.counts[key] += 1
         self.names.setdefault(key, name)
@@ -54,7 +54,7 @@ class Anchor:
         self.frozen = self.current
 
     @property
-    def current(self) -> Key | None:
+    def current(self) -> AnchorKey | None:
         if self.frozen is not None:
             return self.frozen
         kinds = {kind for kind, _ in self.counts}
@@ -66,11 +66,11 @@ class Anchor:
                 return self._least_frequent(kind, fewest=PATIENCE + 1)
         return None
 
-    def outranks(self, key: Key) -> bool:
+    def outranks(self, key: AnchorKey) -> bool:
         """Return whether a mark is stronger than the frozen anchor."""
         return self.frozen is not None and key[0] < self.frozen[0]
 
-    def gives_way(self, key: Key) -> bool:
+    def gives_way(self, key: AnchorKey) -> bool:
         """Note a stronger mark; return whether it came before: what was measured is not a step.
 
         A single one may be the end of training: one `step` of L-BFGS can call its closure a thousand times.
@@ -78,7 +78,7 @@ class Anchor:
         self._stronger[key] += 1
         return self._stronger[key] > 1
 
-    def _least_frequent(self, kind: int, *, fewest: int = 1) -> Key:
+    def _least_frequent(self, kind: int, *, fewest: int = 1) -> AnchorKey:
         # in order of appearance
         keys = [key for key in self.counts if key[0] == kind and self.counts[key] >= fewest]
         most = max(self.counts[key] for key in keys)

@@ -66,8 +66,8 @@ HALF_PER_WEIGHT = 32  # bytes per weight and sample
 TRANSFORMED_SIDES = (*range(16, 21), *range(32, 41))
 FEW_TRANSFORMED, MANY_SAMPLES, FILLED = 16, 64, 0.3
 
-Block = int | Formula
-Group = tuple[Block, ...]
+WorkspaceBlock = int | Formula
+Group = tuple[WorkspaceBlock, ...]
 
 
 def forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
@@ -190,7 +190,7 @@ def _transformed_bytes(x: Tensor, gradient: Tensor, weight: Tensor) -> int:
     return int((num_planes * plane + gradient.numel()) * x.dtype.itemsize)
 
 
-def _known(block: Block) -> int:
+def _known(block: WorkspaceBlock) -> int:
     assert isinstance(block, int)  # a formula is of half precision alone
     return block
 
@@ -211,7 +211,7 @@ def _with_partial_sums(
     num_multiprocessors: int,
     *,
     beside: int,
-) -> Block:
+) -> WorkspaceBlock:
     """Return one block: the partial sums and the copies beside them."""
     taps = math.prod(weight.shape[2:])
     if _is_image(x, weight, transposed) and taps * _load(x) <= LARGEST_SHARED:
@@ -313,7 +313,9 @@ def _is_lean(x: Tensor, weight: Tensor, stride: Any, transposed: bool) -> bool:
     return transposed or (in_plane and _is_read_directly(x, weight, stride))
 
 
-def _written(x: Tensor, weight: Tensor, read: Tensor, *, channels: int, positions: int, copied: int) -> Block:
+def _written(
+    x: Tensor, weight: Tensor, read: Tensor, *, channels: int, positions: int, copied: int
+) -> WorkspaceBlock:
     """Copy input and weight, and the result too unless it has few channels and positions."""
     narrow = NARROW if math.prod(weight.shape[2:]) > 1 else NARROW_PRODUCT
     if _is_half(x) or not FEW_CHANNELS <= channels <= narrow:

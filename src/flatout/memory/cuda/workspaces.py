@@ -35,7 +35,7 @@ from flatout.memory.cuda.formulas import ASSUMED_MULTIPROCESSORS, WARP, Formula
 
 aten = torch.ops.aten
 Group = tuple[int | Formula, ...]  # blocks that are held together
-Rule = Callable[[Any, Any], tuple[Group, ...]]
+WorkspaceRule = Callable[[Any, Any], tuple[Group, ...]]
 
 PRODUCTS = {
     aten.mm.default,
@@ -83,7 +83,7 @@ class Workspaces:
         if capability[0] == 12:  # not of the datacentre line
             self._product_bytes = PRODUCT_BYTES
         self._taken: set[str] = set()
-        self._copies: dict[Any, Rule] = {
+        self._copies: dict[Any, WorkspaceRule] = {
             aten.native_layer_norm.default: _copy_in_one_piece,
             aten.native_layer_norm_backward.default: _layer_norm_copies,
             aten.native_batch_norm_backward.default: norms.batch_norm_backward_copy,
@@ -94,7 +94,7 @@ class Workspaces:
             aten.upsample_bilinear2d_backward.default: _copy_in_one_piece,
             aten.convolution_backward.default: convolutions.before_backward,
         }
-        self._rules: dict[Any, Rule] = {
+        self._rules: dict[Any, WorkspaceRule] = {
             aten.sum.dim_IntList: self._sum,
             aten.mean.dim: self._sum,
             aten.embedding_dense_backward.default: _embedding,
@@ -191,7 +191,7 @@ def _is_biased_in_one(bias: Tensor, _: Tensor, weight: Tensor) -> bool:
     return bias.dim() == 1 and bool(weight.shape[0] > 1) and bool(weight.shape[1] > 1)
 
 
-def _attention_backward(func: Any) -> Rule:
+def _attention_backward(func: Any) -> WorkspaceRule:
     return lambda args, _kwargs: attention.backward_workspace(func, args)
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-Place = tuple[object, ...]
+TensorPlace = tuple[object, ...]
 
 
 def held_tensors(
-    value: Any, *, at: Place = (), seen: set[int] | None = None
-) -> Iterator[tuple[Place, Tensor]]:
+    value: Any, *, at: TensorPlace = (), seen: set[int] | None = None
+) -> Iterator[tuple[TensorPlace, Tensor]]:
     """Yield (place, tensor) of a module's parameters, buffers and attributes, and of mappings and lists.
 
     A tensor that is held at several places comes at each of them; what a tensor itself holds, such as a

@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-Precision = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16"]
+PrecisionName = Literal["fp32", "tf32", "bf16", "fp16", "pure-bf16"]
 Mode = Literal["train", "evaluate", "generate"]
+StepPhase = Literal["setup", "forward", "backward", "optimizer"]
 Sizes = Mapping[str, int]  # "batch_size", often "length", and any knob of the job's own, such as "negatives"
-PRECISIONS: tuple[Precision, ...] = ("fp32", "tf32", "bf16", "fp16", "pure-bf16")
+PRECISIONS: tuple[PrecisionName, ...] = ("fp32", "tf32", "bf16", "fp16", "pure-bf16")
 
 
 def is_number(value: object) -> bool:
@@ -95,7 +96,7 @@ class Job:
 class Recipe:
     """How the job is stepped.  fp16 brings a gradient scaler; pure-bf16 casts the model itself."""
 
-    precision: Precision = "fp32"
+    precision: PrecisionName = "fp32"
     accumulation: int = 1
     clip_norm: float | None = None
     checkpointing: bool = False  # through the model's own `gradient_checkpointing_enable`

@@ -10,15 +10,14 @@ import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from flatout.ground.errors import BadInput
-from flatout.memory.jobs.job import Job, Recipe
+from flatout.memory.jobs.job import Job, Recipe, StepPhase
 
-Phase = Literal["setup", "forward", "backward", "optimizer"]
 WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -95,7 +94,7 @@ def run_step(
     *,
     device: str,
     keep_gradients: bool = False,
-    mark: Callable[[Phase], None] = lambda phase: None,
+    mark: Callable[[StepPhase], None] = lambda phase: None,
 ) -> None:
     """Run one step on `batch`, which is already on the device; accumulation uses it again and again.
 

@@ -20,17 +20,18 @@ from flatout.ground.codec import encode
 from flatout.ground.decisions import Decision
 from flatout.ground.units import show_bytes, show_share
 from flatout.hardware.device import Device
+from flatout.memory.jobs.job import StepPhase
 from flatout.memory.predict.allocator import allocated_series
 from flatout.memory.predict.notes import notes_of
 from flatout.memory.predict.replay import SizedTrace, with_own_sizes
-from flatout.memory.trace.record import COMPONENTS, Component, Guess, Phase, Trace
+from flatout.memory.trace.record import COMPONENTS, Component, Guess, Trace
 
 FORMAT = "flatout-memory-estimate"
 VERSION = 1
 MAX_POINTS = 400
 
-Workspaces = Decision[tuple[int, ...]]
-NO_WORKSPACES: Workspaces = Decision(value=(), reason="none beyond those in the trace", source="computed")
+WorkspaceBytes = Decision[tuple[int, ...]]
+NO_WORKSPACES: WorkspaceBytes = Decision(value=(), reason="none beyond those in the trace", source="computed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +40,7 @@ class MemoryTimeline:
 
     step: str  # "first" or "next"
     events: tuple[int, ...]  # how many events into the step each point lies
-    phases: tuple[tuple[int, Phase], ...]  # (events into the step, phase that begins there)
+    phases: tuple[tuple[int, StepPhase], ...]  # (events into the step, phase that begins there)
     by_component: dict[Component, tuple[int, ...]]
     peak: int | None  # index of the point at which the whole estimate peaks, if it lies in this step
 
@@ -64,13 +65,13 @@ class MemoryEstimate:
     num_flushes: int
     fits: bool | None  # None: no capacity was asked about
     by_component: dict[Component, int]
-    by_phase: dict[Phase, int]
+    by_phase: dict[StepPhase, int]
     peak_op: str | None
-    peak_phase: Phase
+    peak_phase: StepPhase
     peak_step: str
     peak_module: str | None
     timeline: MemoryTimeline
-    workspaces: Workspaces
+    workspaces: WorkspaceBytes
     guesses: tuple[Guess, ...]
     native: bool = False  # PyTorch chose the kernels, on the GPU of this machine; else our rules of CUDA
     notes: tuple[str, ...] = ()  # what it leans on beside PyTorch's own rules
@@ -91,7 +92,7 @@ class MemoryEstimate:
 def estimate(
     trace: Trace | SizedTrace,
     *,
-    workspaces: Workspaces = NO_WORKSPACES,
+    workspaces: WorkspaceBytes = NO_WORKSPACES,
     context_bytes: int | None = None,
     expandable_segments: bool = False,
     precision: str | None = None,
@@ -157,25 +158,27 @@ def _component_series(
     }
 
 
-def _step_and_phase(marks: tuple[tuple[int, str, Phase], ...], event: int) -> tuple[str, Phase]:
-    found: tuple[str, Phase] = ("first", "setup")
+def _step_and_phase(marks: tuple[tuple[int, str, StepPhase], ...], event: int) -> tuple[str, StepPhase]:
+    found: tuple[str, StepPhase] = ("first", "setup")
     for at, step, phase in marks:
         if at <= event:
             found = (step, phase)
     return found
 
 
-def _phase_peaks(marks: tuple[tuple[int, str, Phase], ...], series: NDArray[np.int64]) -> dict[Phase, int]:
+def _phase_peaks(
+    marks: tuple[tuple[int, str, StepPhase], ...], series: NDArray[np.int64]
+) -> dict[StepPhase, int]:
     """Return the most bytes in use in each phase, in either step, from its start on."""
-    peaks: dict[Phase, int] = {}
-    starts: list[tuple[int, Phase]] = [(0, "setup"), *((at, phase) for at, _step, phase in marks)]
+    peaks: dict[StepPhase, int] = {}
+    starts: list[tuple[int, StepPhase]] = [(0, "setup"), *((at, phase) for at, _step, phase in marks)]
     for (start, phase), (end, _next) in zip(starts, [*starts[1:], (len(series), "setup")], strict=True):
         held = series[max(0, start - 1) if phase != "setup" else start : end]
         peaks[phase] = max(peaks.get(phase, 0), int(held.max(initial=0)))
     return peaks
 
 
-def _peak(marks: tuple[tuple[int, str, Phase], ...], series: NDArray[np.int64]) -> int:
+def _peak(marks: tuple[tuple[int, str, StepPhase], ...], series: NDArray[np.int64]) -> int:
     """Return the event at the peak; the second step's, if it reaches as high as the first."""
     if not len(series):
         return 0
@@ -202,7 +205,7 @@ def _timeline(
     )
 
 
-def _bounds(marks: tuple[tuple[int, str, Phase], ...], step: str, num_events: int) -> tuple[int, int]:
+def _bounds(marks: tuple[tuple[int, str, StepPhase], ...], step: str, num_events: int) -> tuple[int, int]:
     """Return the first event of a step and the one after its last."""
     starts = [at for at, name, _phase in marks if name == step]
     if not starts:

@@ -30,7 +30,7 @@ from flatout.memory.predict.notes import LEANS, notes_on_guesses
 from flatout.memory.predict.repeat_steps import repeat_steps
 from flatout.memory.predict.replay import SizedTrace, with_own_sizes
 from flatout.memory.predict.samples import BATCH
-from flatout.memory.predict.steps import Key, StepOptions, TracedSteps
+from flatout.memory.predict.steps import StepOptions, TracedSteps, TraceKey
 
 if TYPE_CHECKING:
     from flatout.hardware.device import Device
@@ -118,12 +118,14 @@ class Forecaster(TracedSteps):
         self.expandable_segments = expandable_segments
         self._profile = profile
         self._stages: dict[str, Forecaster] = {}
-        self._probe_results: dict[Key, ProbeResult] = {}
-        self._timed: dict[tuple[Key, int], float | None] = {}
-        self._bounds: dict[tuple[Key, int], BatchBounds] = {}
-        self._peaks: dict[tuple[Key, int], Peak] = {}
-        self._searched_for: set[Key] = set()  # a replay is at hand
-        self._traced_at: set[tuple[Key, int]] = set()  # (what, batch): a trace of these very sizes is at hand
+        self._probe_results: dict[TraceKey, ProbeResult] = {}
+        self._timed: dict[tuple[TraceKey, int], float | None] = {}
+        self._bounds: dict[tuple[TraceKey, int], BatchBounds] = {}
+        self._peaks: dict[tuple[TraceKey, int], Peak] = {}
+        self._searched_for: set[TraceKey] = set()  # a replay is at hand
+        self._traced_at: set[tuple[TraceKey, int]] = (
+            set()
+        )  # (what, batch): a trace of these very sizes is at hand
 
     def estimate(
         self, recipe: Recipe, *, sizes: Sizes | None = None, lengths: Mapping[int, int] | None = None
@@ -381,7 +383,7 @@ class Forecaster(TracedSteps):
         return self._probe_results[key]
 
 
-def _without_batch(recipe: Recipe, sizes: Sizes) -> Key:
+def _without_batch(recipe: Recipe, sizes: Sizes) -> TraceKey:
     return recipe, tuple(sorted((name, size) for name, size in sizes.items() if name != BATCH))
 
 

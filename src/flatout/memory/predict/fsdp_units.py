@@ -54,7 +54,7 @@ class ShardedParameter:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Unit:
+class ShardUnit:
     """What is gathered and freed together; the root has the empty name."""
 
     name: str
@@ -81,7 +81,7 @@ def block_of_name(name: str) -> str:
     return found.group() if found else ROOT
 
 
-def units_of(model: nn.Module) -> tuple[Unit, ...]:
+def units_of(model: nn.Module) -> tuple[ShardUnit, ...]:
     """Return a unit for each block, in the order of parameters, and the root's; shared parameters once."""
     pieces: dict[str, list[ShardedParameter]] = {ROOT: []}
     for name, parameter in model.named_parameters():
@@ -91,10 +91,10 @@ def units_of(model: nn.Module) -> tuple[Unit, ...]:
             trainable=parameter.requires_grad,
         )
         pieces.setdefault(block_of_name(name.rpartition(".")[0]), []).append(piece)
-    return tuple(Unit(name=name, pieces=tuple(found)) for name, found in pieces.items())
+    return tuple(ShardUnit(name=name, pieces=tuple(found)) for name, found in pieces.items())
 
 
-def units_of_job(job: Job, recipe: Recipe) -> tuple[Unit, ...]:
+def units_of_job(job: Job, recipe: Recipe) -> tuple[ShardUnit, ...]:
     """Return the units of a job's model, which is made on the meta device: shapes without memory."""
     import torch
 

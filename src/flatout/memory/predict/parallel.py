@@ -33,9 +33,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from flatout.ground.errors import BadInput
-from flatout.memory.predict.fsdp_units import ROOT, ShardedParameter, Unit, block_of_name
+from flatout.memory.jobs.job import StepPhase
+from flatout.memory.predict.fsdp_units import ROOT, ShardedParameter, ShardUnit, block_of_name
 from flatout.memory.predict.trace_edit import Edit, StepMarks, gradients_of, steps_of
-from flatout.memory.trace.record import Phase, Trace
+from flatout.memory.trace.record import Trace
 
 MIB = 2**20
 FIRST_BUCKET_BYTES = MIB
@@ -97,7 +98,7 @@ def _in_order_of_reduction(trace: Trace, gradients: Sequence[int]) -> list[int]:
     return parameters[::-1] if sorted(parameters) == sorted(as_they_come) else as_they_come
 
 
-def with_fsdp2(trace: Trace, *, ranks: int, units: Sequence[Unit]) -> Trace:
+def with_fsdp2(trace: Trace, *, ranks: int, units: Sequence[ShardUnit]) -> Trace:
     """Return the trace of the first of `ranks` ranks under `fully_shard`, which holds the largest chunks."""
     if ranks == 1:
         return trace
@@ -118,7 +119,7 @@ def with_fsdp2(trace: Trace, *, ranks: int, units: Sequence[Unit]) -> Trace:
     return edit.trace()
 
 
-def _check_units(trace: Trace, units: Sequence[Unit]) -> None:
+def _check_units(trace: Trace, units: Sequence[ShardUnit]) -> None:
     given = sum(piece.num_bytes for unit in units for piece in unit.pieces)
     traced = sum(each.num_bytes for each in trace.storages if each.component == "parameters")
     if given != traced:
@@ -128,7 +129,7 @@ def _check_units(trace: Trace, units: Sequence[Unit]) -> None:
 # Shards
 
 
-def _shard_what_lasts(edit: Edit, units: Sequence[Unit], steps: Sequence[StepMarks], ranks: int) -> None:
+def _shard_what_lasts(edit: Edit, units: Sequence[ShardUnit], steps: Sequence[StepMarks], ranks: int) -> None:
     """Cut parameters, the optimizer's state and what its step takes into chunks."""
     groups: dict[tuple[str, int, int], list[int]] = defaultdict(list)
     for number, storage in enumerate(edit.origin.storages):
@@ -163,7 +164,7 @@ def _chunks(num_bytes: int, count: int, pieces: Sequence[ShardedParameter], rank
 class _Sharded:
     """One step's gathers and scatters, put into an edit."""
 
-    def __init__(self, edit: Edit, step: StepMarks, units: Sequence[Unit], ranks: int) -> None:
+    def __init__(self, edit: Edit, step: StepMarks, units: Sequence[ShardUnit], ranks: int) -> None:
         self.edit, self.step, self.ranks = edit, step, ranks
         self.blocks = {unit.name: unit for unit in units if unit.name != ROOT and unit.pieces}
         self.root = next((unit for unit in units if unit.name == ROOT and unit.pieces), None)
@@ -193,7 +194,7 @@ class _Sharded:
                 calls.append((name, at, at + 1))
         return calls
 
-    def _gather(self, unit: Unit, phase: Phase) -> tuple[int, list[int]]:
+    def _gather(self, unit: ShardUnit, phase: StepPhase) -> tuple[int, list[int]]:
         """Add the flat buffer and the whole parameters of a unit."""
         flat = self.edit.storage(
             unit.gathered_bytes(self.ranks), "temporaries", phase, "FSDP all-gather", unit.name
@@ -244,7 +245,7 @@ class _Sharded:
             self._reduce(self.root, owned[ROOT], at=end)
         edit.before[end] += [~each for each in self.kept]
 
-    def _reduce(self, unit: Unit, gradients: Sequence[int], *, at: int) -> None:
+    def _reduce(self, unit: ShardUnit, gradients: Sequence[int], *, at: int) -> None:
         """Reduce whole gradients into a flat buffer, and that into this rank's chunk."""
         edit = self.edit
         edit.before[at] += [~each for each in self.kept]

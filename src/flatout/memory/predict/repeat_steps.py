@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from flatout.memory.predict.allocator import Simulation, simulate
 from flatout.memory.predict.replay import SizedTrace
 
-Numbers = NDArray[np.int64]
+Longs = NDArray[np.int64]
 NUM_STEPS = 4  # the allocator settles in the second or third
 
 
@@ -24,14 +24,14 @@ NUM_STEPS = 4  # the allocator settles in the second or third
 class RepeatedSteps:
     """Births and deaths of several steps, and where each step after the first begins."""
 
-    events: Numbers
-    num_bytes: Numbers
+    events: Longs
+    num_bytes: Longs
     starts: tuple[int, ...]
 
     def flushes(self, *, cap_bytes: int, expandable_segments: bool = False) -> int | None:
         """Count how often the allocator hands memory back in the last step; None if a step does not fit."""
 
-        def done(events: Numbers) -> Simulation:
+        def done(events: Longs) -> Simulation:
             return simulate(
                 events, self.num_bytes, cap_bytes=cap_bytes, expandable_segments=expandable_segments
             )
@@ -66,7 +66,7 @@ def repeat_steps(found: SizedTrace, *, num_steps: int = NUM_STEPS) -> RepeatedSt
     return RepeatedSteps(events=np.concatenate(parts), num_bytes=np.concatenate(sizes), starts=tuple(starts))
 
 
-def _handed_on(events: Numbers, num_bytes: Numbers, start: int) -> tuple[Numbers, Numbers] | None:
+def _handed_on(events: Longs, num_bytes: Longs, start: int) -> tuple[Longs, Longs] | None:
     """Return what the second step frees of the first and what it leaves instead; None if they differ."""
     step = events[start:]
     born, died = step[step >= 0], ~step[step < 0]

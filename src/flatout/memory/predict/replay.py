@@ -29,7 +29,7 @@ from flatout.memory.trace.record import Storage, Trace
 Form = Literal["product", "sum", "batch times sum"]
 ROUNDING = 1e-3  # bytes: what doubles may be off by
 FORMS: tuple[Form, ...] = ("product", "sum", "batch times sum")
-Numbers = NDArray[np.int64]
+Longs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,7 +38,7 @@ class SizedTrace:
 
     trace: Trace
     sizes: dict[str, int]
-    num_bytes: Numbers
+    num_bytes: Longs
 
     def peak_allocated_bytes(self) -> int:
         return peak_allocated(self.trace.events, self.num_bytes)
@@ -55,18 +55,18 @@ def with_own_sizes(trace: Trace) -> SizedTrace:
     return SizedTrace(trace=trace, sizes=dict(trace.sizes), num_bytes=_bytes_of(trace))
 
 
-def _bytes_of(trace: Trace) -> Numbers:
+def _bytes_of(trace: Trace) -> Longs:
     return np.fromiter((storage.num_bytes for storage in trace.storages), np.int64, len(trace.storages))
 
 
-def _numbers_of(trace: Trace) -> Numbers:
+def _numbers_of(trace: Trace) -> Longs:
     """Return what is a polynomial: bytes of storages without a formula, then counts of those with one."""
     plain = [0 if storage.formula else storage.num_bytes for storage in trace.storages]
     counts = [count for storage in trace.storages if storage.formula for count in storage.formula.counts]
     return np.array([*plain, *counts], dtype=np.int64)
 
 
-def _evaluate(trace: Trace, numbers: Numbers) -> Numbers:
+def _evaluate(trace: Trace, numbers: Longs) -> Longs:
     """Compute the bytes of every storage from `numbers`, which are laid out as in `_numbers_of`."""
     num_bytes = numbers[: len(trace.storages)].copy()
     counts = numbers[len(trace.storages) :].tolist()
@@ -86,9 +86,9 @@ class Knob:
     name: str
     points: tuple[int, ...]  # evenly spaced
     period: int
-    start: Numbers
-    first: Numbers
-    second: Numbers
+    start: Longs
+    first: Longs
+    second: Longs
     exact: bool = True  # False: between the points, rounded up
 
     @property
@@ -104,12 +104,12 @@ class Knob:
         block = block_of(self.period)
         return self.step % self.period == 0 or (value - 1) // block == (self.points[-1] - 1) // block
 
-    def at(self, value: int) -> Numbers:
+    def at(self, value: int) -> Longs:
         if not self.exact:
             steps_taken = (value - self.points[0]) / self.step
             bent = self.second * (steps_taken * (steps_taken - 1) / 2)
             found = self.start + self.first * steps_taken + bent
-            rounded: Numbers = np.ceil(found - ROUNDING).astype(np.int64)
+            rounded: Longs = np.ceil(found - ROUNDING).astype(np.int64)
             return rounded
         steps = (value - self.points[0]) // self.step
         found = self.start + self.first * steps
@@ -123,7 +123,7 @@ class Replay:
     """Any size of one job; made by `fit_replay`."""
 
     base: Trace
-    num_bytes: Numbers
+    num_bytes: Longs
     knobs: tuple[Knob, ...]
     forms: NDArray[np.int8]  # of each storage: index into FORMS
     traced: tuple[dict[str, int], ...]
@@ -265,7 +265,7 @@ def _choose_forms(replay: Replay, crosses: Sequence[Trace]) -> Replay:
     return replace(replay, forms=forms)
 
 
-def _combine(along: Mapping[str, Numbers], replay: Replay) -> Numbers:
+def _combine(along: Mapping[str, Longs], replay: Replay) -> Longs:
     """Compute the bytes where every knob moved from those where each moved alone."""
     base, forms = replay.num_bytes, replay.forms
     if not along:
@@ -290,7 +290,7 @@ def _combine(along: Mapping[str, Numbers], replay: Replay) -> Numbers:
     return found
 
 
-def _refuse_difference(trace: Trace, num_bytes: Numbers) -> None:
+def _refuse_difference(trace: Trace, num_bytes: Longs) -> None:
     wrong = np.flatnonzero(num_bytes != _bytes_of(trace))
     if len(wrong):
         storage = int(wrong[0])

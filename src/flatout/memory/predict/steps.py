@@ -31,7 +31,7 @@ from flatout.memory.trace.make_trace import (
 from flatout.memory.trace.record import Guess, Lean, Trace
 
 Parallel = Literal["ddp", "fsdp2"]
-Key = tuple[Recipe, tuple[tuple[str, int], ...]]
+TraceKey = tuple[Recipe, tuple[tuple[str, int], ...]]
 NATIVE_AT_ONCE = 2  # each takes a CUDA context of the GPU
 SAMPLES = (8, 16, 24)  # batches: multiples of most numbers of experts, and above special cases such as 1
 
@@ -99,8 +99,8 @@ class TracedSteps:
         self.num_traced = 0  # stored traces that were found are not among them
         self.guesses: frozenset[Guess] = frozenset()  # of all traces that were asked for
         self.leans_on: frozenset[Lean] = frozenset()  # likewise
-        self._traces: dict[tuple[Key, bool], Trace] = {}  # True: a quick one
-        self._replays: dict[tuple[Key, bool], Replay | None] = {}  # True: in every knob
+        self._traces: dict[tuple[TraceKey, bool], Trace] = {}  # True: a quick one
+        self._replays: dict[tuple[TraceKey, bool], Replay | None] = {}  # True: in every knob
 
     def what_if(self, recipe: Recipe, *, sizes: Sizes | None = None) -> SizedTrace:
         """Return the step at `sizes`: replayed if it follows from small traces, else traced."""
@@ -216,7 +216,7 @@ def _accumulates(recipe: Recipe) -> bool:
     return recipe.accumulation > 1 and recipe.mode == "train"
 
 
-def _key(recipe: Recipe, sizes: Mapping[str, int]) -> Key:
+def _key(recipe: Recipe, sizes: Mapping[str, int]) -> TraceKey:
     return recipe, tuple(sorted(sizes.items()))
 
 

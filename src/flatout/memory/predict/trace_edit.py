@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from flatout.ground.errors import BadInput
-from flatout.memory.trace.record import Component, Phase, Storage, Trace
+from flatout.memory.jobs.job import StepPhase
+from flatout.memory.trace.record import Component, Storage, Trace
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +71,9 @@ class Edit:
         self.births = {event: at for at, event in enumerate(events) if event >= 0}
         self.deaths = {~event: at for at, event in enumerate(events) if event < 0}
 
-    def storage(self, num_bytes: int, component: Component, phase: Phase, op: str, module: str = "") -> int:
+    def storage(
+        self, num_bytes: int, component: Component, phase: StepPhase, op: str, module: str = ""
+    ) -> int:
         added = Storage(num_bytes=num_bytes, component=component, phase=phase, op=op, module=module or None)
         self.storages.append(added)
         return len(self.storages) - 1
@@ -84,7 +87,7 @@ class Edit:
 
     def trace(self) -> Trace:
         events: list[int] = []
-        marks: list[tuple[int, str, Phase]] = []
+        marks: list[tuple[int, str, StepPhase]] = []
         waiting = list(self.origin.marks)
         old: list[int] = self.origin.events.tolist()
         for at in range(len(old) + 1):

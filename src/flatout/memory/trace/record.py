@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.memory.cuda.formulas import Formula
+from flatout.memory.jobs.job import StepPhase
 
 Component = Literal[
     "parameters",
@@ -42,7 +43,6 @@ COMPONENTS: tuple[Component, ...] = (
 Lean = Literal[
     "convolutions", "recurrent layers", "narrow recurrent layers", "dropout of recurrent layers", "eager"
 ]
-Phase = Literal["setup", "forward", "backward", "optimizer"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class Storage:
 
     num_bytes: int
     component: Component
-    phase: Phase
+    phase: StepPhase
     op: str  # "aten.mm", or "parameter", "gradient", ... for what has a name of its own
     module: str | None = None  # dotted name of the innermost module whose forward made it
     formula: Formula | None = None  # set if the size grows in steps
@@ -73,7 +73,7 @@ class Trace:
     sizes: dict[str, int]
     storages: tuple[Storage, ...]
     events: NDArray[np.int64]  # i: storage i is born; ~i: it dies
-    marks: tuple[tuple[int, str, Phase], ...]  # (index of the first event, "first" or "next" step, phase)
+    marks: tuple[tuple[int, str, StepPhase], ...]  # (index of the first event, "first" or "next" step, phase)
     num_parameters: int = 0
     num_trainable: int = 0
     guesses: tuple[Guess, ...] = ()

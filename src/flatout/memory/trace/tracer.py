@@ -31,15 +31,15 @@ from flatout.memory.cuda.workspaces import Group, Workspaces
 from flatout.memory.jobs import eight_bit_adam
 from flatout.memory.jobs.batch_without_data import make_batch
 from flatout.memory.jobs.example_batch import map_tensors
-from flatout.memory.jobs.held_tensors import Place, held_tensors
-from flatout.memory.jobs.job import Job, Recipe, Sizes
+from flatout.memory.jobs.held_tensors import TensorPlace, held_tensors
+from flatout.memory.jobs.job import Job, Recipe, Sizes, StepPhase
 from flatout.memory.jobs.step import AUTOCAST, make_parts, run_step
 from flatout.memory.trace import dynamic_sizes, known_values
 from flatout.memory.trace.device_thread import device_thread
 from flatout.memory.trace.eager import run_eagerly
 from flatout.memory.trace.fake_mode import QuickFakeMode
-from flatout.memory.trace.record import Component, Guess, Lean, Phase, Trace
-from flatout.memory.trace.two_steps import Born, Event, two_steps
+from flatout.memory.trace.record import Component, Guess, Lean, Trace
+from flatout.memory.trace.two_steps import Born, LogEvent, two_steps
 
 aten = torch.ops.aten
 PRIM_DEVICE = torch.ops.prim.device.default
@@ -72,8 +72,8 @@ class Tracer(TorchDispatchMode):
         self.workspaces = workspaces
         self.autocast = autocast  # what weights are cast to: beneath autocast one cannot ask for it
         self.born: list[Born] = []
-        self.events: list[Event] = []
-        self.phase: Phase = "setup"
+        self.events: list[LogEvent] = []
+        self.phase: StepPhase = "setup"
         self.modules: list[str] = []
         self.guesses: dict[Guess, None] = {}
         self.attention: Counter[str] = Counter()
@@ -284,7 +284,7 @@ def _trace_step(
         gc.collect()
         start = len(tracer.events)
 
-        def mark(phase: Phase) -> None:
+        def mark(phase: StepPhase) -> None:
             if phase == "optimizer":
                 _track_gradients(tracer, parts.model)
             tracer.phase = phase
@@ -388,7 +388,7 @@ def _track_gradients(tracer: Tracer, model: nn.Module) -> None:
             tracer.track(parameter.grad, "gradient", "gradients")
 
 
-def _track_model(tracer: Tracer, model: nn.Module) -> dict[Place, int]:
+def _track_model(tracer: Tracer, model: nn.Module) -> dict[TensorPlace, int]:
     """Mark what the model holds before the step; return the number of every storage, by place."""
     held = _numbers_of(tracer, model, "buffers")
     for parameter in model.parameters():
@@ -396,12 +396,14 @@ def _track_model(tracer: Tracer, model: nn.Module) -> dict[Place, int]:
     return held
 
 
-def _numbers_of(tracer: Tracer, model: nn.Module, component: Component | None = None) -> dict[Place, int]:
+def _numbers_of(
+    tracer: Tracer, model: nn.Module, component: Component | None = None
+) -> dict[TensorPlace, int]:
     found = ((place, tracer.track(tensor, "buffer", component)) for place, tensor in held_tensors(model))
     return {place: number for place, number in found if number is not None}
 
 
-def _replaced(tracer: Tracer, model: nn.Module, held: dict[Place, int]) -> dict[int, int]:
+def _replaced(tracer: Tracer, model: nn.Module, held: dict[TensorPlace, int]) -> dict[int, int]:
     """Return which storages of the model have others in their place after the step."""
     after = _numbers_of(tracer, model)
     replaced = {old: after[place] for place, old in held.items() if after.get(place, old) != old}

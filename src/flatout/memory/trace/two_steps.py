@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatout.memory.cuda.formulas import Formula
-from flatout.memory.trace.record import Component, Phase, Storage
+from flatout.memory.jobs.job import StepPhase
+from flatout.memory.trace.record import Component, Storage
 
 STRAY_BYTES = 512
-Event = int | Phase  # i: storage i is born; ~i: it dies; a word: this phase begins
+LogEvent = int | StepPhase  # i: storage i is born; ~i: it dies; a word: this phase begins
 
 
 @dataclass(slots=True)
@@ -29,7 +30,7 @@ class Born:
 
     num_bytes: int
     op: str
-    phase: Phase
+    phase: StepPhase
     module: str | None
     component: Component | None = None
     formula: Formula | None = None
@@ -41,11 +42,11 @@ class StepsLog:
 
     storages: tuple[Storage, ...]
     events: NDArray[np.int64]
-    marks: tuple[tuple[int, str, Phase], ...]
+    marks: tuple[tuple[int, str, StepPhase], ...]
 
 
 def two_steps(
-    events: Sequence[Event],
+    events: Sequence[LogEvent],
     born: Sequence[Born],
     *,
     start: int,
@@ -76,7 +77,7 @@ def two_steps(
     }
     successors = {old: new for old, new in (replaced or {}).items() if new in births - deaths - state}
     dropped = [~number for number in sorted(births - deaths - state - set(successors.values()))]
-    again: list[Event] = []
+    again: list[LogEvent] = []
     for event in step:
         number = _number(event)
         if number in inherited and _is_death(event):
@@ -93,7 +94,7 @@ def _is_stray(each: Born) -> bool:
     return each.component is None and each.num_bytes <= STRAY_BYTES
 
 
-def alive_after(events: Iterable[Event]) -> list[int]:
+def alive_after(events: Iterable[LogEvent]) -> list[int]:
     """List the storages that are alive after `events`, in order of birth."""
     alive: dict[int, None] = {}
     for event in events:
@@ -106,10 +107,10 @@ def alive_after(events: Iterable[Event]) -> list[int]:
     return list(alive)
 
 
-def sum_in_place(events: Sequence[Event], sums: Iterable[tuple[int, int]]) -> list[Event]:
+def sum_in_place(events: Sequence[LogEvent], sums: Iterable[tuple[int, int]]) -> list[LogEvent]:
     """Let a sum replace its first summand if that dies with it."""
     summand = dict(sums)
-    result: list[Event] = []
+    result: list[LogEvent] = []
     standing_for: dict[int, int] = {}
     skipped: set[int] = set()
     for place, event in enumerate(events):
@@ -132,7 +133,10 @@ def sum_in_place(events: Sequence[Event], sums: Iterable[tuple[int, int]]) -> li
 
 
 def _name_sums(
-    components: list[Component], step: Sequence[Event], born: Sequence[Born], sums: Sequence[tuple[int, int]]
+    components: list[Component],
+    step: Sequence[LogEvent],
+    born: Sequence[Born],
+    sums: Sequence[tuple[int, int]],
 ) -> None:
     """Give the summand that stands for a sum the sum's component, such as "gradients"."""
     births = {event for event in step if isinstance(event, int) and event >= 0}
@@ -143,7 +147,7 @@ def _name_sums(
             components[first] = known[first]
 
 
-def _dies_next(events: Sequence[Event], place: int, number: int) -> bool:
+def _dies_next(events: Sequence[LogEvent], place: int, number: int) -> bool:
     while place < len(events):
         event = events[place]
         if isinstance(event, str) or event >= 0:
@@ -154,7 +158,7 @@ def _dies_next(events: Sequence[Event], place: int, number: int) -> bool:
     return False
 
 
-def name_components(step: Sequence[Event], born: Sequence[Born]) -> list[Component]:
+def name_components(step: Sequence[LogEvent], born: Sequence[Born]) -> list[Component]:
     """Name what each storage is for; one that is alive when a backward begins is an activation."""
     components: list[Component] = [each.component or "temporaries" for each in born]
     alive: set[int] = set()
@@ -171,27 +175,27 @@ def name_components(step: Sequence[Event], born: Sequence[Born]) -> list[Compone
     return components
 
 
-def _number(event: Event) -> int | None:
+def _number(event: LogEvent) -> int | None:
     return None if isinstance(event, str) else event if event >= 0 else ~event
 
 
-def _is_death(event: Event) -> bool:
+def _is_death(event: LogEvent) -> bool:
     return isinstance(event, int) and event < 0
 
 
-def _move(event: Event, by: int) -> Event:
+def _move(event: LogEvent, by: int) -> LogEvent:
     if isinstance(event, str):
         return event
     return event + by if event >= 0 else ~(~event + by)
 
 
 def _renumber(
-    parts: Sequence[tuple[str, Sequence[Event]]], born: Sequence[Born], components: Sequence[Component]
+    parts: Sequence[tuple[str, Sequence[LogEvent]]], born: Sequence[Born], components: Sequence[Component]
 ) -> StepsLog:
     numbers: dict[int, int] = {}
     storages: list[Storage] = []
     events: list[int] = []
-    marks: list[tuple[int, str, Phase]] = []
+    marks: list[tuple[int, str, StepPhase]] = []
     for which, part in parts:
         for event in part:
             if isinstance(event, str):

@@ -28,8 +28,10 @@ FEWEST_POINTS = 8
 WARM_UP_SHARE = 0.1
 WORTH_SAYING = 0.01
 
-Judgement = Literal["better", "worse", "higher", "lower", "within noise", "too short to tell", "unknown"]
-Unit = Literal["s", "bytes", "W", "J", "per s", "share"]
+DifferenceOutcome = Literal[
+    "better", "worse", "higher", "lower", "within noise", "too short to tell", "unknown"
+]
+FigureUnit = Literal["s", "bytes", "W", "J", "per s", "share"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,10 +39,10 @@ class Difference:
     """One figure of both runs."""
 
     name: str
-    unit: Unit
+    unit: FigureUnit
     first: float | None
     second: float | None
-    outcome: Judgement
+    outcome: DifferenceOutcome
     ratio: float | None = None  # second over first
     ratio_low: float | None = None  # 95 % interval; None for what has no spread, such as a peak
     ratio_high: float | None = None
@@ -68,7 +70,7 @@ class _Figure:
     """How a figure is read from a point, and which direction of it is good; None: neither."""
 
     name: str
-    unit: Unit
+    unit: FigureUnit
     of: Callable[[Sample], float | None]
     less_is_better: bool | None
     by_steps: bool = False  # a mean over steps, not over time
@@ -109,8 +111,8 @@ FIGURES = (
     ),
 )
 # Peaks have no spread: they are what they are.
-Peak = tuple[str, bool | None, Callable[[Summary], float | None]]  # whether less is better
-PEAKS: tuple[Peak, ...] = (
+PeakFigure = tuple[str, bool | None, Callable[[Summary], float | None]]  # whether less is better
+PEAKS: tuple[PeakFigure, ...] = (
     ("peak memory of tensors", True, lambda summary: summary.peak_allocated_bytes),
     ("peak memory reserved", True, lambda summary: summary.peak_reserved_bytes),
     # Of these two the job may not be the only user.
@@ -155,7 +157,7 @@ def _difference(
     )
 
 
-def _outcome(ratio: float, low: float, high: float, *, less_is_better: bool | None) -> Judgement:
+def _outcome(ratio: float, low: float, high: float, *, less_is_better: bool | None) -> DifferenceOutcome:
     if low <= 1.0 <= high or abs(ratio - 1.0) < WORTH_SAYING:
         return "within noise"
     if less_is_better is None:
@@ -163,7 +165,7 @@ def _outcome(ratio: float, low: float, high: float, *, less_is_better: bool | No
     return "better" if (ratio < 1) == less_is_better else "worse"
 
 
-def _peak(peak: Peak, a: Summary, b: Summary) -> Difference:
+def _peak(peak: PeakFigure, a: Summary, b: Summary) -> Difference:
     name, less_is_better, figure = peak
     first, second = figure(a), figure(b)
     if first is None or second is None or first <= 0:

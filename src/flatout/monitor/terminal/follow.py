@@ -58,7 +58,7 @@ class LiveSource:
         return self._sampler.recent()
 
 
-Source = LiveSource | Playback
+SampleSource = LiveSource | Playback
 
 
 def follow_live(sampler: Sampler, *, on_screen: bool, write: Writer) -> int:
@@ -71,7 +71,7 @@ def follow_live(sampler: Sampler, *, on_screen: bool, write: Writer) -> int:
             return show(source, keyboard) if on_screen else write_lines(source, keyboard, write=write)
 
 
-def follow_replay(source: Source, *, on_screen: bool, title: str, write: Writer) -> int:
+def follow_replay(source: SampleSource, *, on_screen: bool, title: str, write: Writer) -> int:
     """Show a run again; return the exit code."""
     with Keyboard(standard_input() if on_screen else None) as keyboard:
         if on_screen:
@@ -79,7 +79,7 @@ def follow_replay(source: Source, *, on_screen: bool, title: str, write: Writer)
         return write_lines(source, keyboard, write=write)
 
 
-def show(source: Source, keyboard: Keyboard, *, console: Console | None = None, title: str = "") -> int:
+def show(source: SampleSource, keyboard: Keyboard, *, console: Console | None = None, title: str = "") -> int:
     """Show `source` until the viewer quits; return the exit code.  `keyboard` is open."""
     console = console or Console()
     view = View()
@@ -125,7 +125,7 @@ def _suspend(keyboard: Keyboard, live: Live) -> None:
     live.start(refresh=True)
 
 
-def write_lines(source: Source, keyboard: Keyboard, *, write: Writer) -> int:
+def write_lines(source: SampleSource, keyboard: Keyboard, *, write: Writer) -> int:
     """Give every sample to `write` until the source or the job ends, or a signal comes."""
     recent: deque[Sample] = deque()
     while True:

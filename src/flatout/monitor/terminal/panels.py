@@ -127,13 +127,13 @@ def _chosen(view: View, sample: Sample) -> int:
 # Curves
 
 # (label, last value as shown, figure, value of a full mark)
-Curve = tuple[str, str, Callable[[Sample], float | None], float | None]
+PanelCurve = tuple[str, str, Callable[[Sample], float | None], float | None]
 
 
 def curves(samples: Sequence[Sample], view: View, paper: Paper) -> RenderableType:
     """Show the last two minutes of the chosen GPU, the host and the job."""
     latest = samples[-1]
-    rows: list[Curve] = []
+    rows: list[PanelCurve] = []
     if latest.gpus:
         rows += _gpu_curves(latest.gpus[_chosen(view, latest)])
     if not paper.is_low or not latest.gpus:
@@ -159,7 +159,7 @@ def curves(samples: Sequence[Sample], view: View, paper: Paper) -> RenderableTyp
     return table
 
 
-def _gpu_curves(gpu: GpuSample) -> Iterator[Curve]:
+def _gpu_curves(gpu: GpuSample) -> Iterator[PanelCurve]:
     key, name = gpu.key, f"GPU {gpu.label}"
 
     def of(figure: Callable[[GpuSample], float | None]) -> Callable[[Sample], float | None]:

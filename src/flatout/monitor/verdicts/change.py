@@ -21,7 +21,7 @@ FEWEST_POINTS = 8
 OVERLAP_SHARE = 0.1  # of each part that may lie on the other's side
 SUDDEN_SHARE = 0.6  # of the change, from the last quarter before it to the first after it
 
-Point = tuple[float, float, float]  # time, the seconds it stands for, steps per second
+RatePoint = tuple[float, float, float]  # time, the seconds it stands for, steps per second
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class Change:
         return f"{show_share(abs(self.ratio - 1))} {how} since {show_time(self.since_s)}"
 
 
-def find_change(points: Sequence[Point], *, start_s: float) -> Change | None:
+def find_change(points: Sequence[RatePoint], *, start_s: float) -> Change | None:
     """Find the change of points in order of time; `start_s` is the start of the run."""
     points = [point for point in points if point[2] > 0]
     if len(points) < 2 * FEWEST_POINTS:

@@ -25,7 +25,7 @@ from flatout.monitor.past.history import HistoryTail
 from flatout.monitor.sample import Sample
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web.run_list import FleetRuns, RunList
-from flatout.monitor.web.run_stream import BEAT, RETRY, Position, RunStream, event
+from flatout.monitor.web.run_stream import BEAT, RETRY, RunStream, StreamPosition, event
 
 MOST_CLIENTS = 200
 MOST_OPEN = 4  # runs side by side
@@ -39,7 +39,7 @@ class Client:
 
     def __init__(self, streams: Sequence[RunStream]) -> None:
         self.streams = tuple(streams)
-        self.positions: dict[str, Position] = {}
+        self.positions: dict[str, StreamPosition] = {}
         self.sees_runs: bytes = b""
         self.wake = asyncio.Event()
 

@@ -45,7 +45,7 @@ SLACK = 100  # samples between two mergers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Position:
+class StreamPosition:
     """How far a browser has got: the number of samples there were, and the time of the last."""
 
     count: int
@@ -79,10 +79,10 @@ class RunStream:
             self._event = self._whole = None
 
     @property
-    def position(self) -> Position:
-        return Position(count=self._count, time_s=None if self.latest is None else self.latest.time_s)
+    def position(self) -> StreamPosition:
+        return StreamPosition(count=self._count, time_s=None if self.latest is None else self.latest.time_s)
 
-    def since(self, position: Position | None) -> bytes:
+    def since(self, position: StreamPosition | None) -> bytes:
         """Return what a browser at `position` has not seen: nothing, the last sample, or more."""
         if position is None:
             return self.whole()

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 
 from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
-from flatout.memory.jobs.job import Precision, Recipe
+from flatout.memory.jobs.job import PrecisionName, Recipe
 from flatout.planner.config.config_text import Value, plain_value
 from flatout.planner.config.job_config import ConfigPlace, Found, JobConfig, Stage, main_file, read_config
 from flatout.planner.config.knobs import (
@@ -42,7 +42,7 @@ DEVICES, NODES = "trainer.devices", "trainer.num_nodes"
 STRATEGIES = ("trainer.strategy", "trainer.strategy.class_path", "fsdp", "deepspeed")
 SHARDING = ("fsdp", "deepspeed", "full_shard", "shard_grad_op", "hybrid_shard")
 
-PRECISIONS: dict[str, Precision] = {
+PRECISIONS: dict[str, PrecisionName] = {
     **dict.fromkeys(("32", "32-true", "fp32", "float32", "no", "none", "full", "false"), "fp32"),
     **dict.fromkeys(("tf32",), "tf32"),
     **dict.fromkeys(("16", "16-mixed", "fp16", "float16", "half", "amp", "true"), "fp16"),
@@ -67,7 +67,7 @@ class StageSettings:
     name: str
     batch_size: Setting[int]
     accumulation: Setting[int]
-    precision: Setting[Precision]
+    precision: Setting[PrecisionName]
     checkpointing: Setting[bool]
     clip_norm: Setting[float | None]
     global_batch_size: Setting[int] | None = None  # what accumulation follows from, if it has no key
@@ -295,7 +295,7 @@ class _Look:
             raise BadInput(f"{knob} at {found.where} is {found.value!r}, neither true nor false")
         return Setting(value=bool(value), source=found.where, place=found.place)
 
-    def precision(self) -> Setting[Precision]:
+    def precision(self) -> Setting[PrecisionName]:
         found = self.found("precision")
         if found is not None:
             word = str(found.value).casefold()
@@ -306,7 +306,7 @@ class _Look:
                     hint=f"supported are {known}; --set {found.key}=bf16 tries one",
                 )
             return Setting(value=PRECISIONS[word], source=found.where, place=found.place)
-        switches: tuple[Precision, ...] = ("bf16", "fp16", "tf32")
+        switches: tuple[PrecisionName, ...] = ("bf16", "fp16", "tf32")
         on = {name: switch for name in switches if (switch := self.switch(name)).value}
         if "bf16" in on and "fp16" in on:
             self.notes.append(f"{on['bf16'].source} and {on['fp16'].source} are both on; planned as bf16")

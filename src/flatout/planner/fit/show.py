@@ -25,7 +25,7 @@ from flatout.planner.fit.progress import PEAK, SEARCH, Progress
 from flatout.planner.fit.suggestions import largest_divisor
 
 # "held back": the stage has room, and another that shares its batch size has not
-Verdict = Literal["does not fit", "beyond the margin", "well used", "under-used", "held back", "unknown"]
+FitVerdict = Literal["does not fit", "beyond the margin", "well used", "under-used", "held back", "unknown"]
 UNDER_USED = 2  # a device that could take this many times the batch is under-used
 
 
@@ -41,7 +41,7 @@ class StageMemory:
     largest: BatchBounds | None = None
     caution: str | None = None  # why the margin is not used up
     device_share: float | None = None  # of the device's total
-    verdict: Verdict = "unknown"
+    verdict: FitVerdict = "unknown"
 
     @property
     def process_bytes(self) -> int | None:
@@ -141,7 +141,7 @@ def _stage_memory(
     )
 
 
-def _verdict(*, within_free: bool, within_margin: bool, under_used: bool) -> Verdict:
+def _verdict(*, within_free: bool, within_margin: bool, under_used: bool) -> FitVerdict:
     if not within_free:
         return "does not fit"
     if not within_margin:

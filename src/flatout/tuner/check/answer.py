@@ -17,7 +17,7 @@ from flatout.ground.units import show_bytes, show_share
 from flatout.tuner.trial.counts import Counts
 from flatout.tuner.verdict import Gain
 
-Verdict = Literal["ok", "slower", "cannot tell"]
+CheckVerdict = Literal["ok", "slower", "cannot tell"]
 FEWEST_PAIRS = 4
 COUNT_TOLERANCE = 0.01  # counts of the same source are equal, or nearly so if shapes vary
 
@@ -48,7 +48,7 @@ def slowdown_of(gain: Gain) -> Slowdown:
     )
 
 
-def judge(slowdown: Slowdown, *, tolerance: float) -> Verdict:
+def judge(slowdown: Slowdown, *, tolerance: float) -> CheckVerdict:
     """Answer from the pairs so far."""
     if slowdown.num_pairs < FEWEST_PAIRS:
         return "cannot tell"
@@ -57,14 +57,14 @@ def judge(slowdown: Slowdown, *, tolerance: float) -> Verdict:
     return "ok" if slowdown.high < 1 + tolerance else "cannot tell"
 
 
-def judge_gain(gain: Gain, *, needed: float) -> Verdict:
+def judge_gain(gain: Gain, *, needed: float) -> CheckVerdict:
     """Answer whether a gain still meets its requirement."""
     if gain.num_pairs < FEWEST_PAIRS:
         return "cannot tell"
     return "ok" if gain.low > needed else "slower" if gain.high < needed else "cannot tell"
 
 
-def reason_of(answer: Verdict, slowdown: Slowdown, *, tolerance: float) -> str:
+def reason_of(answer: CheckVerdict, slowdown: Slowdown, *, tolerance: float) -> str:
     """State the answer in a sentence, with what it rests on."""
     takes = f"head's step takes {slowdown.ratio:.3f} of base's [{slowdown.low:.3f}, {slowdown.high:.3f}]"
     if answer == "ok":

@@ -19,9 +19,9 @@ from flatout.ground.script.command import check_command
 from flatout.ground.units import show_ratio
 from flatout.tuner import verdict
 from flatout.tuner.check.answer import (
+    CheckVerdict,
     CountChange,
     Slowdown,
-    Verdict,
     changes,
     grown,
     judge,
@@ -49,7 +49,7 @@ COUNTED = TrialPlan(warmup=5, blocks=1, block_steps=3)
 class Checked:
     """What a check found; None if it was not measured."""
 
-    answer: Verdict
+    answer: CheckVerdict
     reason: str
     base: str
     slowdown: Slowdown | None = None
@@ -112,7 +112,7 @@ def check_against(saved: Path, command: Sequence[str], options: CheckOptions) ->
         options.on_progress("counting a few steps")
         now = side.count().counts
     found = changes(before, now)
-    answer: Verdict = "ok"
+    answer: CheckVerdict = "ok"
     reason = "its counts did not grow; times were not compared"
     if now is None or before is None:
         answer, reason = "cannot tell", "one of the two runs its own profiler, so nothing was counted"
@@ -178,7 +178,7 @@ class _Side:
 
 
 def _alternate(
-    one: _Side, other: _Side, options: CheckOptions, answer_of: Callable[[Gain], Verdict]
+    one: _Side, other: _Side, options: CheckOptions, answer_of: Callable[[Gain], CheckVerdict]
 ) -> tuple[list[tuple[TrialResult, TrialResult]], tuple[Counts | None, Counts | None]]:
     """Count a few steps of both, then run pairs in turn until the answer is settled."""
     options.on_progress("counting a few steps of both")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import libcst as cst
 
 from flatout.tuner.patches.purity import impure_part
-from flatout.tuner.patches.source import Refused, Replacement, Source, binds_itself, substitute
+from flatout.tuner.patches.source import Refused, Replacement, SourceFile, binds_itself, substitute
 from flatout.tuner.patches.syntax import (
     argument,
     bindings,
@@ -48,9 +48,9 @@ class JoinedList:
 
 
 def rewrite_joined_lists(
-    source: Source,
+    source: SourceFile,
     lines: Sequence[int],
-    one: Callable[[Source, JoinedList], cst.BaseExpression],
+    one: Callable[[SourceFile, JoinedList], cst.BaseExpression],
     *,
     kinds: dict[str, str],
     otherwise: str,
@@ -74,7 +74,7 @@ def rewrite_joined_lists(
 
 
 def find_joined_lists(
-    source: Source, lines: Sequence[int], kinds: dict[str, str]
+    source: SourceFile, lines: Sequence[int], kinds: dict[str, str]
 ) -> Iterator[JoinedList | str]:
     """Yield every such list that touches the lines (no lines: anywhere), or the reason to skip one."""
     for call in [each for each in walk(source.module) if isinstance(each, cst.Call)]:
@@ -97,7 +97,7 @@ def find_joined_lists(
 
 
 def _of_call(
-    source: Source, call: cst.Call, joined: str, values: cst.BaseExpression, kinds: dict[str, str]
+    source: SourceFile, call: cst.Call, joined: str, values: cst.BaseExpression, kinds: dict[str, str]
 ) -> JoinedList | None:
     if isinstance(values, (cst.ListComp, cst.GeneratorExp)):
         clauses, names = _clauses(source, values.for_in)
@@ -114,7 +114,7 @@ def _of_call(
     return _of_loop(source, call, joined, values.value, kinds) if isinstance(values, cst.Name) else None
 
 
-def _clauses(source: Source, clause: cst.CompFor) -> tuple[str, set[str]]:
+def _clauses(source: SourceFile, clause: cst.CompFor) -> tuple[str, set[str]]:
     if clause.asynchronous is not None or clause.ifs:
         raise Refused("the list is filled under a condition")
     text = f"for {source.code(clause.target)} in {source.code(clause.iter)}"
@@ -126,7 +126,7 @@ def _clauses(source: Source, clause: cst.CompFor) -> tuple[str, set[str]]:
 
 
 def _of_loop(
-    source: Source, call: cst.Call, joined: str, name: str, kinds: dict[str, str]
+    source: SourceFile, call: cst.Call, joined: str, name: str, kinds: dict[str, str]
 ) -> JoinedList | None:
     statement = source.statement(call)
     block = source.block(statement)
@@ -161,7 +161,7 @@ def _of_loop(
 
 
 def _of_body(
-    source: Source, loop: cst.For, name: str, kinds: dict[str, str]
+    source: SourceFile, loop: cst.For, name: str, kinds: dict[str, str]
 ) -> tuple[str, set[str], cst.BaseExpression]:
     """Read clauses, their names and the element of a loop whose body holds temporaries and one append."""
     if (

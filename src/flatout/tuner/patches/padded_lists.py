@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import libcst as cst
 
-from flatout.tuner.patches.source import Source, expression, same, substitute
+from flatout.tuner.patches.source import SourceFile, expression, same, substitute
 from flatout.tuner.patches.syntax import (
     argument,
     call_of,
@@ -37,7 +37,7 @@ class Consumer:
     lengths: tuple[str, ...] = ()  # names of the longest length that other code reads
 
 
-def find_consumer(source: Source, loop: cst.For, name: str) -> Consumer:
+def find_consumer(source: SourceFile, loop: cst.For, name: str) -> Consumer:
     block = source.block(loop)
     rest = list(block[block.index(loop) + 1 :])
     padded = _padding_loop(source, rest, name)
@@ -74,7 +74,7 @@ def _num_reads(rest: Sequence[cst.CSTNode], name: str) -> int:
     return sum(each.value == name for statement in rest for each in reads(statement))
 
 
-def _padding_loop(source: Source, rest: Sequence[cst.CSTNode], name: str) -> Consumer | None:
+def _padding_loop(source: SourceFile, rest: Sequence[cst.CSTNode], name: str) -> Consumer | None:
     """Match a maximum of lengths, an empty list, a loop that pads each with zeros, and torch.stack."""
     longest: tuple[cst.CSTNode, str] | None = None
     made: dict[str, cst.CSTNode] = {}

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flatout.doctor.finding import Finding, FixSafety
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 
 if TYPE_CHECKING:
     from flatout.tuner.treatment import Dose
@@ -32,7 +32,7 @@ ANYWHERE: tuple[int, ...] = ()
 class Patch:
     """One way to rewrite a file."""
 
-    rewrite: Callable[[Source, Sequence[int]], str]  # (file, lines; no lines: anywhere); raises Refused
+    rewrite: Callable[[SourceFile, Sequence[int]], str]  # (file, lines; no lines: anywhere); raises Refused
     summary: str  # what it does, as a sentence without its full stop
     _: KW_ONLY
     safety: FixSafety
@@ -127,7 +127,7 @@ def _rewritten(text: str, sites: tuple[PatchSite, ...]) -> str:
         lines = moved_lines(text, now, site.lines)
         if site.lines and not lines:
             raise Refused("another patch has replaced these lines")
-        new = all_patches()[site.patch].rewrite(Source(now), lines)
+        new = all_patches()[site.patch].rewrite(SourceFile(now), lines)
         if new == now:
             raise Refused("there is nothing to rewrite")
         compile(new, site.file, "exec", dont_inherit=True)  # a text that is not Python is our own bug

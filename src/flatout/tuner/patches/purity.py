@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import libcst as cst
 
-from flatout.tuner.patches.source import Source
+from flatout.tuner.patches.source import SourceFile
 from flatout.tuner.patches.syntax import call_of, dotted_name, is_zero, method_of, walk
 
 # Modules without state or randomness that treat each row alone.
@@ -35,7 +35,7 @@ BUILTINS = {"len", "int", "float", "bool", "range", "min", "max", "abs", "round"
 LITERALS = (cst.Name, cst.Integer, cst.Float, cst.SimpleString)
 
 
-def module_kinds(source: Source, node: cst.CSTNode) -> dict[str, str]:
+def module_kinds(source: SourceFile, node: cst.CSTNode) -> dict[str, str]:
     """Map `self.x` to the kind of the module, for the class around a node; unknown if it is set twice."""
     owner = source.class_of(node)
     found: dict[str, list[str]] = {}

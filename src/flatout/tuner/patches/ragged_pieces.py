@@ -12,7 +12,7 @@ import libcst as cst
 
 from flatout.tuner.patches.joined_lists import inline_names
 from flatout.tuner.patches.purity import has_one_row, impure_part
-from flatout.tuner.patches.source import Refused, Source, expression, substitute
+from flatout.tuner.patches.source import Refused, SourceFile, expression, substitute
 from flatout.tuner.patches.syntax import (
     base_name,
     call_of,
@@ -64,7 +64,7 @@ class RaggedPiece:
 class Body:
     """What is known while the statements of a loop are read."""
 
-    source: Source
+    source: SourceFile
     head: Head
     kinds: dict[str, str]
     outside: set[str]  # names that the loop changes: no constant may use them
@@ -247,6 +247,6 @@ def check_host(body: Body, value: cst.CSTNode) -> None:
         raise Refused(f"{short(body.source, value)} may change inside the loop over samples")
 
 
-def short(source: Source, node: cst.CSTNode) -> str:
+def short(source: SourceFile, node: cst.CSTNode) -> str:
     text = " ".join(source.code(node).split())
     return text if len(text) <= 60 else f"{text[:57]}..."

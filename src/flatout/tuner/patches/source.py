@@ -15,7 +15,7 @@ from libcst.metadata import MetadataWrapper, ParentNodeProvider, PositionProvide
 from flatout.tuner.patches.syntax import bindings, simple, target_names, walk
 
 Scope = cst.FunctionDef | cst.Module
-Loop = cst.For | cst.While
+LoopNode = cst.For | cst.While
 Replacement = cst.CSTNode | Sequence[cst.CSTNode] | None  # None removes the node
 
 
@@ -23,7 +23,7 @@ class Refused(Exception):
     """Why a patch leaves a file alone, as a sentence without its full stop."""
 
 
-class Source:
+class SourceFile:
     """The tree of one file."""
 
     def __init__(self, text: str) -> None:
@@ -63,9 +63,9 @@ class Source:
     def class_of(self, node: cst.CSTNode) -> cst.ClassDef | None:
         return next((each for each in self.ancestors(node) if isinstance(each, cst.ClassDef)), None)
 
-    def loops_around(self, node: cst.CSTNode) -> list[Loop]:
+    def loops_around(self, node: cst.CSTNode) -> list[LoopNode]:
         """Return loops of the same function, innermost first."""
-        found: list[Loop] = []
+        found: list[LoopNode] = []
         for above in self.ancestors(node):
             if isinstance(above, (cst.FunctionDef, cst.Lambda, cst.ClassDef)):
                 break
@@ -127,7 +127,7 @@ def substitute(node: Any, changes: Mapping[cst.CSTNode, cst.CSTNode]) -> Any:
     return node.visit(_Replace(changes, {}))
 
 
-def binds_itself(source: Source, name: cst.Name, scope: cst.CSTNode) -> bool:
+def binds_itself(source: SourceFile, name: cst.Name, scope: cst.CSTNode) -> bool:
     """Return whether a name is a target, or in a loop, comprehension or function that rebinds it."""
     if isinstance(source.parent(name), (cst.AssignTarget, cst.CompFor, cst.Param)):
         return True
@@ -162,7 +162,7 @@ def statements(text: str) -> list[cst.BaseStatement]:
     return list(cst.parse_module(text).body)
 
 
-def free_name(source: Source, wanted: str) -> str:
+def free_name(source: SourceFile, wanted: str) -> str:
     """Return a name that the file does not use."""
     used = {each.value for each in walk(source.module) if isinstance(each, cst.Name)}
     name, number = wanted, 2

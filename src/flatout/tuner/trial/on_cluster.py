@@ -28,7 +28,7 @@ from flatout.measure.evidence import Evidence
 from flatout.tuner.results.machine import Machine, machine_of
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.trials import AHEAD, Run, TrialPlan, Trials, Unit, asked_of, pair_of
+from flatout.tuner.trials import AHEAD, TrialPlan, TrialRun, Trials, Unit, asked_of, pair_of
 
 GRACE_S = 10.0  # for interrupted trials to clean up
 QUEUED = 2  # trials given to Ray for each that it can run at once
@@ -91,7 +91,7 @@ class ClusterTrials(Trials):
         one, other = self._run_unit(pair_of(first, second, **changes))
         return one, other
 
-    def run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
+    def run_all(self, runs: Sequence[TrialRun]) -> list[TrialResult]:
         """Run trials whose numbers are compared, on as many nodes as there are."""
         self.expect("numbers", [((tuple(doses), changes),) for doses, changes in runs])
         return [self.run(doses, **changes) for doses, changes in runs]

@@ -16,14 +16,14 @@ from flatout.measure.run.steps import (
     PATIENCE,
     STALE_FACTOR,
     Anchor,
-    Key,
+    AnchorKey,
 )
 
-GENERATOR: Key = (OPTIMIZER_STEP, 1)
-DISCRIMINATOR: Key = (OPTIMIZER_STEP, 2)
-MARK: Key = (EXPLICIT, 0)
-BACKWARD: Key = (BACKWARD_CALL, 0)
-MODEL: Key = (MODEL_CALL, 0)
+GENERATOR: AnchorKey = (OPTIMIZER_STEP, 1)
+DISCRIMINATOR: AnchorKey = (OPTIMIZER_STEP, 2)
+MARK: AnchorKey = (EXPLICIT, 0)
+BACKWARD: AnchorKey = (BACKWARD_CALL, 0)
+MODEL: AnchorKey = (MODEL_CALL, 0)
 NAMES = {
     GENERATOR: "Adam.step",
     DISCRIMINATOR: "RMSprop.step",
@@ -33,7 +33,7 @@ NAMES = {
 }
 
 
-def ends(anchor: Anchor, *keys: Key) -> list[bool]:
+def ends(anchor: Anchor, *keys: AnchorKey) -> list[bool]:
     return [anchor.add(key, NAMES[key]) for key in keys]
 
 
@@ -127,7 +127,7 @@ def test_no_marks_no_anchor() -> None:
 
 
 @given(st.lists(st.sampled_from([GENERATOR, DISCRIMINATOR, MARK, BACKWARD, MODEL]), min_size=1, max_size=80))
-def test_a_step_ends_only_at_the_anchor_and_the_strongest_kind_wins(keys: list[Key]) -> None:
+def test_a_step_ends_only_at_the_anchor_and_the_strongest_kind_wins(keys: list[AnchorKey]) -> None:
     anchor = Anchor()
     for key in keys:
         assert anchor.add(key, NAMES[key]) == (anchor.current == key)

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from flatout.ground.errors import BadInput
-from flatout.memory.jobs.job import Job, Recipe
-from flatout.memory.jobs.step import Phase, make_parts, run_step
+from flatout.memory.jobs.job import Job, Recipe, StepPhase
+from flatout.memory.jobs.step import make_parts, run_step
 from tests.support.memory import job_of, language_model_job, mlp_job
 
 
-def stepped(job: Job, recipe: Recipe) -> tuple[nn.Module, list[Phase]]:
+def stepped(job: Job, recipe: Recipe) -> tuple[nn.Module, list[StepPhase]]:
     torch.manual_seed(0)
     parts = make_parts(job, recipe, device="cpu")
-    phases: list[Phase] = []
+    phases: list[StepPhase] = []
     batch = job.make_batch(**job.sizes)
     run_step(parts, job, recipe, batch, device="cpu", mark=phases.append)
     return parts.model, phases

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from flatout.ground.decisions import Decision
 from flatout.hardware.simulated import simulated_device
 from flatout.memory.predict.allocator import simulate
-from flatout.memory.predict.estimate import FORMAT, MAX_POINTS, MemoryEstimate, Workspaces, estimate
+from flatout.memory.predict.estimate import FORMAT, MAX_POINTS, MemoryEstimate, WorkspaceBytes, estimate
 from flatout.memory.predict.replay import fit_replay, with_own_sizes
 from flatout.memory.predict.samples import sample_sizes
 from flatout.memory.trace.record import COMPONENTS, Guess, Trace
@@ -52,7 +52,7 @@ def test_it_is_what_the_allocator_does() -> None:
 
 
 def test_the_source_of_the_workspaces_is_kept() -> None:
-    measured: Workspaces = Decision(value=(4 * MIB,), reason="a probe on this GPU", source="measured")
+    measured: WorkspaceBytes = Decision(value=(4 * MIB,), reason="a probe on this GPU", source="measured")
     assert estimate(layered_step(), workspaces=measured).workspaces == measured
 
 

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Job, Recipe
-from flatout.memory.predict.fsdp_units import ShardedParameter, Unit, block_of_name, units_of, units_of_job
+from flatout.memory.predict.fsdp_units import (
+    ShardedParameter,
+    ShardUnit,
+    block_of_name,
+    units_of,
+    units_of_job,
+)
 from tests.support import memory_ranks as ranks
 
 
@@ -48,10 +54,10 @@ def test_a_scalar_is_refused() -> None:
 
 
 def test_a_unit_holds_what_lies_in_it() -> None:
-    unit = Unit(name="layers.1", pieces=())
+    unit = ShardUnit(name="layers.1", pieces=())
     assert unit.holds("layers.1") and unit.holds("layers.1.up")
     assert not any(unit.holds(other) for other in ("layers.11", "layers", "", None))
-    assert not Unit(name="", pieces=()).holds("layers.1")
+    assert not ShardUnit(name="", pieces=()).holds("layers.1")
 
 
 def test_units_hold_every_parameter_once() -> None:

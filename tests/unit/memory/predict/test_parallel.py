@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.predict.forecast import Forecaster
-from flatout.memory.predict.fsdp_units import Unit, units_of
+from flatout.memory.predict.fsdp_units import ShardUnit, units_of
 from flatout.memory.predict.parallel import bucket_sizes, with_ddp, with_fsdp2
 from flatout.memory.trace.record import Trace
 from tests.support import memory_ranks as ranks
@@ -42,7 +42,7 @@ def traced(frozen: bool = False, accumulation: int = 1) -> Trace:
     return Forecaster(job).trace(Recipe(accumulation=accumulation), {"batch_size": ranks.BATCH})
 
 
-def units(frozen: bool = False) -> tuple[Unit, ...]:
+def units(frozen: bool = False) -> tuple[ShardUnit, ...]:
     return units_of(ranks.PartlyFrozen() if frozen else ranks.Model())
 
 

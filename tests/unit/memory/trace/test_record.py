@@ -8,7 +8,8 @@ from typing import get_args
 import numpy as np
 import pytest
 
-from flatout.memory.trace.record import COMPONENTS, Component, Phase, Storage, Trace
+from flatout.memory.jobs.job import StepPhase
+from flatout.memory.trace.record import COMPONENTS, Component, Storage, Trace
 
 
 def test_the_order_of_components_names_each_once() -> None:
@@ -19,7 +20,7 @@ def test_the_order_of_components_names_each_once() -> None:
 def test_the_phases_are_those_of_a_step() -> None:
     from flatout.memory.jobs import step
 
-    assert get_args(Phase) == get_args(step.Phase)
+    assert get_args(StepPhase) == get_args(step.StepPhase)
 
 
 def test_a_trace_is_compared_by_identity_and_cannot_be_changed() -> None:

@@ -8,19 +8,27 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.memory.jobs.job import StepPhase
 from flatout.memory.predict.allocator import peak_allocated
-from flatout.memory.trace.record import Component, Phase
-from flatout.memory.trace.two_steps import Born, Event, alive_after, name_components, sum_in_place, two_steps
+from flatout.memory.trace.record import Component
+from flatout.memory.trace.two_steps import (
+    Born,
+    LogEvent,
+    alive_after,
+    name_components,
+    sum_in_place,
+    two_steps,
+)
 
 
-def born(num_bytes: int = 1024, *, phase: Phase = "forward", component: Component | None = None) -> Born:
+def born(num_bytes: int = 1024, *, phase: StepPhase = "forward", component: Component | None = None) -> Born:
     return Born(num_bytes, "aten.mm", phase, None, component)
 
 
 @st.composite
-def raw_logs(draw: st.DrawFn) -> tuple[list[Event], list[tuple[int, int]], int]:
+def raw_logs(draw: st.DrawFn) -> tuple[list[LogEvent], list[tuple[int, int]], int]:
     """Events in which each storage is born once and dies at most once, sums among them, and how many."""
-    events: list[Event] = []
+    events: list[LogEvent] = []
     sums: list[tuple[int, int]] = []
     alive: list[int] = []
     count = 0
@@ -43,7 +51,7 @@ def raw_logs(draw: st.DrawFn) -> tuple[list[Event], list[tuple[int, int]], int]:
     return events, sums, count
 
 
-def balanced(events: list[Event]) -> bool:
+def balanced(events: list[LogEvent]) -> bool:
     alive: set[int] = set()
     seen: set[int] = set()
     for event in events:
@@ -63,7 +71,7 @@ def balanced(events: list[Event]) -> bool:
 
 @given(raw_logs())
 def test_sums_in_place_keep_births_and_deaths_balanced(
-    log: tuple[list[Event], list[tuple[int, int]], int],
+    log: tuple[list[LogEvent], list[tuple[int, int]], int],
 ) -> None:
     events, sums, _count = log
     assert balanced(events)
@@ -74,11 +82,11 @@ def test_sums_in_place_keep_births_and_deaths_balanced(
 
 
 @given(raw_logs())
-def test_sums_in_place_never_raise_the_peak(log: tuple[list[Event], list[tuple[int, int]], int]) -> None:
+def test_sums_in_place_never_raise_the_peak(log: tuple[list[LogEvent], list[tuple[int, int]], int]) -> None:
     events, sums, count = log
     sizes = [100] * count
 
-    def peak(events: list[Event]) -> int:
+    def peak(events: list[LogEvent]) -> int:
         live = most = 0
         for event in events:
             assert isinstance(event, int)
@@ -98,17 +106,17 @@ def test_a_sum_of_sums_stands_for_the_first_summand() -> None:
 
 
 def test_a_summand_that_lives_on_keeps_its_own_place() -> None:
-    events: list[Event] = [0, 1, 2, ~1, ~0, ~2]
+    events: list[LogEvent] = [0, 1, 2, ~1, ~0, ~2]
     assert sum_in_place(events, [(1, 0)]) == events
 
 
 @given(raw_logs(), st.data())
 def test_in_two_steps_each_storage_is_born_once_and_dies_at_most_once(
-    log: tuple[list[Event], list[tuple[int, int]], int], data: st.DataObject
+    log: tuple[list[LogEvent], list[tuple[int, int]], int], data: st.DataObject
 ) -> None:
     events, sums, count = log
     start = data.draw(st.integers(0, len(events)))
-    marked: list[Event] = [*events[:start], "forward", *events[start:]]
+    marked: list[LogEvent] = [*events[:start], "forward", *events[start:]]
     inside = {event for event in events[start:] if isinstance(event, int) and event >= 0}
     result = two_steps(
         marked, [born() for _ in range(count)], start=start, sums=[s for s in sums if s[0] in inside]
@@ -122,7 +130,7 @@ def test_in_two_steps_each_storage_is_born_once_and_dies_at_most_once(
 
 @given(raw_logs())
 def test_the_next_step_starts_from_what_the_first_left(
-    log: tuple[list[Event], list[tuple[int, int]], int],
+    log: tuple[list[LogEvent], list[tuple[int, int]], int],
 ) -> None:
     """Both steps are the same without state: their peaks over what was there before are the same."""
     events, sums, count = log
@@ -142,7 +150,7 @@ def test_gradients_are_dropped_and_state_is_kept() -> None:
         born(component="optimizer state", phase="optimizer"),
         born(component="workspaces", phase="forward"),
     ]
-    events: list[Event] = [0, "forward", 1, 4, "backward", 2, ~1, "optimizer", 3]
+    events: list[LogEvent] = [0, "forward", 1, 4, "backward", 2, ~1, "optimizer", 3]
     log = two_steps(events, parts, start=1)
     components = [storage.component for storage in log.storages]
     assert components.count("optimizer state") == components.count("parameters") == 1
@@ -156,7 +164,7 @@ def test_gradients_are_dropped_and_state_is_kept() -> None:
 def test_a_sum_that_is_a_gradient_makes_its_summand_one() -> None:
     parts = [born(phase="backward") for _ in range(4)]
     parts[3].component = "gradients"
-    events: list[Event] = ["backward", 0, 1, 2, ~0, ~1, 3, ~2]
+    events: list[LogEvent] = ["backward", 0, 1, 2, ~0, ~1, 3, ~2]
     log = two_steps(events, parts, start=0, sums=[(2, 0), (3, 2)])
     alive = [log.storages[number].component for number in alive_after(log.events.tolist())]
     assert alive == ["gradients"]

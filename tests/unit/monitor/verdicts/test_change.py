@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from flatout.monitor.verdicts.change import Point, find_change
+from flatout.monitor.verdicts.change import RatePoint, find_change
 
 
-def points(rates: list[float], *, span_s: float = 1.0, noise: float = 0.01) -> list[Point]:
+def points(rates: list[float], *, span_s: float = 1.0, noise: float = 0.01) -> list[RatePoint]:
     rng = random.Random(0)
     return [
         (100.0 + span_s * i, span_s, rate * rng.uniform(1 - noise, 1 + noise))

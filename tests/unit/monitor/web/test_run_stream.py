@@ -19,8 +19,8 @@ from flatout.monitor.web.run_stream import (
     SLACK,
     VERDICT_EVERY_S,
     Past,
-    Position,
     RunStream,
+    StreamPosition,
     event,
     history_json,
     identity_of,
@@ -100,7 +100,7 @@ def test_after_the_clock_was_set_back_everything_is_sent() -> None:
 
 def test_a_run_without_samples_says_so() -> None:
     stream = RunStream("r")
-    assert stream.position == Position(count=0, time_s=None)
+    assert stream.position == StreamPosition(count=0, time_s=None)
     [(_, document)] = documents(stream.whole())
     assert document["sample"] is None
     assert document["at_s"] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flatout.tuner.patches.joined_lists import JoinedList, find_joined_lists, index_parts, parenthesise
-from flatout.tuner.patches.source import Source, expression
+from flatout.tuner.patches.source import SourceFile, expression
 
 TEXT = """
 def f(a, b):
@@ -19,7 +19,7 @@ def f(a, b):
 
 
 def only(text: str, *lines: int) -> JoinedList | str:
-    (found,) = find_joined_lists(Source(text), lines, {})
+    (found,) = find_joined_lists(SourceFile(text), lines, {})
     return found
 
 
@@ -27,8 +27,8 @@ def test_clauses_and_element_are_those_of_the_loops() -> None:
     found = only(TEXT)
     assert isinstance(found, JoinedList)
     assert found.clauses == "for x in a for y in x" and found.names == {"x", "y"} and len(found.removed) == 2
-    assert Source("").code(found.element) == "b[(y + 1) * 2]" and found.joined == "stack"
-    assert list(find_joined_lists(Source(TEXT), (2,), {})) == [] and only(TEXT, 6) != []
+    assert SourceFile("").code(found.element) == "b[(y + 1) * 2]" and found.joined == "stack"
+    assert list(find_joined_lists(SourceFile(TEXT), (2,), {})) == [] and only(TEXT, 6) != []
 
 
 @pytest.mark.parametrize(
@@ -48,4 +48,4 @@ def test_indices_are_read_from_any_kind_of_brackets() -> None:
     found = index_parts(expression("self.x[i][j, 0]"))
     assert found is not None and found[0] == "self.x" and len(found[1]) == 3
     assert index_parts(expression("x[i:j]")) is None and index_parts(expression("f(x)[i]")) is None
-    assert Source("").code(parenthesise(expression("a + b"))) == "(a + b)"
+    assert SourceFile("").code(parenthesise(expression("a + b"))) == "(a + b)"

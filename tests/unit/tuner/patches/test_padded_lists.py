@@ -6,7 +6,7 @@ import libcst as cst
 import pytest
 
 from flatout.tuner.patches.padded_lists import find_consumer
-from flatout.tuner.patches.source import Source
+from flatout.tuner.patches.source import SourceFile
 
 PADDING = """
 for b in x:
@@ -23,7 +23,7 @@ y = torch.stack(padded)
 
 
 def consumer(text: str) -> tuple[str | None, int, tuple[str, ...]]:
-    source = Source(text)
+    source = SourceFile(text)
     loop = next(each for each in source.module.body if isinstance(each, cst.For))
     found = find_consumer(source, loop, "out")
     whole = None if found.whole is None else source.code(found.whole)

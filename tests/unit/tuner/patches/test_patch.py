@@ -11,7 +11,7 @@ import pytest
 from flatout.doctor.finding import Finding, Sight
 from flatout.measure.evidence import Place
 from flatout.tuner.patches.patch import Patch, PatchSite, all_patches, find_sites, patched_texts, read_site
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.treatment import Dose, treatment_of
 
 LOOP = """import torch
@@ -31,7 +31,7 @@ def compiled(text: str) -> ModuleType:
 
 
 def rewrite(patch: Patch, text: str, *lines: int) -> str:
-    new = patch.rewrite(Source(text), lines)
+    new = patch.rewrite(SourceFile(text), lines)
     ast.parse(new)
     assert new != text
     return new

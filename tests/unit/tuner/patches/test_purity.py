@@ -6,7 +6,7 @@ import libcst as cst
 import pytest
 
 from flatout.tuner.patches.purity import has_one_row, impure_part, module_kinds
-from flatout.tuner.patches.source import Source, expression
+from flatout.tuner.patches.source import SourceFile, expression
 from flatout.tuner.patches.syntax import walk
 
 CLASS = """
@@ -24,7 +24,7 @@ class Model(nn.Module):
 
 
 def kinds() -> dict[str, str]:
-    source = Source(CLASS)
+    source = SourceFile(CLASS)
     last = next(each for each in walk(source.module) if isinstance(each, cst.Name) and each.value == "again")
     return module_kinds(source, last)
 

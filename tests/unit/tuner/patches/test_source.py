@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.tuner.patches.source import Refused, Source, free_name, statements, with_import
+from flatout.tuner.patches.source import Refused, SourceFile, free_name, statements, with_import
 
 
 def test_an_import_goes_below_the_others_once() -> None:
@@ -17,9 +17,9 @@ def test_an_import_goes_below_the_others_once() -> None:
 
 def test_a_file_that_is_not_python_is_refused() -> None:
     with pytest.raises(Refused, match="not Python"):
-        Source("def (:\n")
+        SourceFile("def (:\n")
 
 
 def test_new_names_are_free_and_statements_are_read() -> None:
-    assert free_name(Source("built = built_2 = 1\n"), "built") == "built_3"
+    assert free_name(SourceFile("built = built_2 = 1\n"), "built") == "built_3"
     assert len(statements("a = 1\nfor b in c:\n    d()\n")) == 2

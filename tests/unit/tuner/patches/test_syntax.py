@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.tuner.patches.source import Source, expression
+from flatout.tuner.patches.source import SourceFile, expression
 from flatout.tuner.patches.syntax import base_name, bindings, changed_names, names
 
 
@@ -20,12 +20,12 @@ def test_names_are_those_that_are_looked_up() -> None:
              "[x for x in y]"],
 )  # fmt: skip
 def test_every_way_to_bind_a_name_is_seen(text: str) -> None:
-    assert "x" in {each.value for each in bindings(Source(text).module)}
+    assert "x" in {each.value for each in bindings(SourceFile(text).module)}
 
 
 @pytest.mark.parametrize(
     "text", ["x[0] = 1", "x.append(1)", "x.add_(1)", "x.grad.zero_()", "x.y = 2", "del x[0]"]
 )
 def test_every_way_to_change_an_object_is_seen(text: str) -> None:
-    assert "x" in changed_names(Source(text).module)
-    assert "x" not in changed_names(Source("y = x.sum() + x[0]").module)
+    assert "x" in changed_names(SourceFile(text).module)
+    assert "x" not in changed_names(SourceFile("y = x.sum() + x[0]").module)

@@ -23,7 +23,7 @@ from flatout.tuner.search.tune import Tuner
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trial.switched import ArmResult
-from flatout.tuner.trials import Run, Trials, Unit
+from flatout.tuner.trials import TrialRun, Trials, Unit
 from tests.unit.tuner.patches.test_patch import LOOP
 from tests.unit.tuner.patches.test_patch import finding as found_at
 from tests.unit.tuner.test_treatment import evidence, on_gpu
@@ -66,7 +66,7 @@ class GivenTrials:
     ) -> tuple[TrialResult, TrialResult]:
         return self.run(first), self.run(second, **changes)
 
-    def run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
+    def run_all(self, runs: Sequence[TrialRun]) -> list[TrialResult]:
         return [self.run(doses, **changes) for doses, changes in runs]
 
     def run(self, doses: Sequence[Dose], *, first_step: str | None = None, **options: Any) -> TrialResult:

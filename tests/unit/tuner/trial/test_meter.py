@@ -18,7 +18,7 @@ from flatout.tuner.child import TrialOptions
 from flatout.tuner.treatment import Dose, Treatment, all_treatments
 from flatout.tuner.trial import meter
 from flatout.tuner.trial.meter import EndOfTrial, Meter, TrialResult
-from flatout.tuner.trials import Run, TrialPlan
+from flatout.tuner.trials import TrialPlan, TrialRun
 
 PLAN = TrialPlan(warmup=2, blocks=2, block_steps=3)
 Job = Callable[[], None]
@@ -58,7 +58,7 @@ class LocalTrials:
 
     at_once = 1
 
-    def run_all(self, runs: Sequence[Run]) -> list[TrialResult]:
+    def run_all(self, runs: Sequence[TrialRun]) -> list[TrialResult]:
         return [self.run(doses, **changes) for doses, changes in runs]
 
     def run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:

@@ -25,7 +25,7 @@ from flatout.ground.decisions import Decision
 from flatout.ground.errors import BadInput
 
 PACKED = "flatout_packed"
-Kernel = Literal["varlen", "portable"]
+AttentionKernel = Literal["varlen", "portable"]
 WIDEST_HEAD, HEAD_STEP = 256, 8  # FlashAttention's, which is the variable-length kernel
 
 
@@ -43,7 +43,7 @@ _bounds: ContextVar[RowBounds] = ContextVar("flatout_packed_rows")
 
 def choose_kernel(
     *, device: torch.device, dtype: torch.dtype, head_width: int = HEAD_STEP
-) -> Decision[Kernel]:
+) -> Decision[AttentionKernel]:
     """Choose the attention kernel for this device, precision and width of a head."""
     if device.type != "cuda":
         return Decision(
@@ -68,7 +68,7 @@ def choose_kernel(
     return Decision(value="varlen", reason="one kernel for all rows, without a mask", source="computed")
 
 
-def bounds_of(layout: Layout, kernel: Kernel) -> RowBounds:
+def bounds_of(layout: Layout, kernel: AttentionKernel) -> RowBounds:
     """Return the tensors that this kernel needs for these rows."""
     if kernel == "varlen":
         return RowBounds(layout=layout, cumulative=layout.cumulative(), key_masks=())

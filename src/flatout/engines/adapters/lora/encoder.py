@@ -22,15 +22,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatout.engines.adapters.lora import attention
-from flatout.engines.adapters.lora.attention import Kernel
+from flatout.engines.adapters.lora.attention import AttentionKernel
 from flatout.engines.adapters.lora.bank import AdapterBank, stackable
 from flatout.engines.adapters.lora.encoder_layers import layers_of
 from flatout.engines.adapters.lora.shape_plan import ShapePlan, plan_for_shapes
 from flatout.engines.adapters.lora.token_blocks import (
-    Blocks,
     Frame,
     Shapes,
     TokenBlock,
+    TokenBlocks,
     layout,
     rows_of,
     shapes_of,
@@ -96,7 +96,7 @@ class PackedEncoder:
                 hint="make both with the same dtype and device",
             )
         self.width = int(config.hidden_size)
-        self.kernel: Decision[Kernel] = attention.choose_kernel(
+        self.kernel: Decision[AttentionKernel] = attention.choose_kernel(
             device=self.device, dtype=self.dtype, head_width=self.width // int(config.num_attention_heads)
         )
         self._path = path
@@ -123,7 +123,7 @@ class PackedEncoder:
 
     def __call__(
         self,
-        blocks: Blocks,
+        blocks: TokenBlocks,
         *,
         adapters: bool = True,
         mixture: Tensor | None = None,
@@ -147,7 +147,7 @@ class PackedEncoder:
         found = self._run_whole((block,), plan, output_hidden_states=True).hidden_states
         return tuple(rows_of(states, plan.frame.shapes)[0] for states in found)
 
-    def _run(self, blocks: Blocks, plan: ShapePlan) -> Tensor:
+    def _run(self, blocks: TokenBlocks, plan: ShapePlan) -> Tensor:
         """Return the last states of all blocks, end to end, under the current pass."""
         if self._layers is None:
             states: Tensor = self._run_whole(blocks, plan).last_hidden_state
@@ -162,7 +162,7 @@ class PackedEncoder:
         finally:
             self._end_pass()
 
-    def _run_whole(self, blocks: Blocks, plan: ShapePlan, **options: Any) -> Any:
+    def _run_whole(self, blocks: TokenBlocks, plan: ShapePlan, **options: Any) -> Any:
         """Run the model's own forward and return what it returns."""
         bounds = attention.bounds_of(layout(blocks, known=plan.frame), self.kernel.value)
         config = self.model.config
@@ -315,7 +315,7 @@ class PackedEncoder:
         every = Dense(first=0, last=len(self.bank), gain=gain)
         return _Pass(products=every, siblings=every, dropout=drop, gain=gain)
 
-    def _inputs(self, blocks: Blocks, made: Frame) -> dict[str, Tensor]:
+    def _inputs(self, blocks: TokenBlocks, made: Frame) -> dict[str, Tensor]:
         inputs = {"input_ids": _packed([block.ids for block in blocks])}
         if self._positions is not None:
             inputs["position_ids"] = made.positions + self._positions if self._positions else made.positions

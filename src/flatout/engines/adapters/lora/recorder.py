@@ -35,7 +35,7 @@ KEPT_GRAPHS = 48  # joint training has six kinds of batches, each in as many sha
 KEPT_COUNTS = 4096  # shapes whose occurrences are counted
 ATTEMPTS = 2  # failed recordings before all steps run eagerly
 
-Step = Callable[[Sequence[Any]], Tensor]
+StepFunction = Callable[[Sequence[Any]], Tensor]
 
 
 def tensors_of(batch: Any, prefix: str = "") -> dict[str, Tensor]:
@@ -92,7 +92,9 @@ class Captured:
         return self.losses.clone()
 
 
-def capture(step: Step, batches: Sequence[Any], *, device: torch.device, pool: Any, kept: object) -> Captured:
+def capture(
+    step: StepFunction, batches: Sequence[Any], *, device: torch.device, pool: Any, kept: object
+) -> Captured:
     """Record `step` on copies of these batches; nothing is computed until it is replayed.
 
     The step must have run before with batches of these shapes: what libraries and optimizers make on first
@@ -175,7 +177,7 @@ class Recorder:
             else Decision(value="eager", reason=reason, source="computed")
         )
 
-    def __call__(self, step: Step, batches: Sequence[Any], *, key: Hashable) -> Tensor:
+    def __call__(self, step: StepFunction, batches: Sequence[Any], *, key: Hashable) -> Tensor:
         """Run `step` on these batches; `key` separates steps that differ in more than shapes."""
         if self.decision.value == "eager":
             return step(batches)
@@ -197,7 +199,7 @@ class Recorder:
         self.graphs.move_to_end(whole)
         return captured.replay(batches)
 
-    def _capture(self, step: Step, batches: Sequence[Any]) -> Captured | None:
+    def _capture(self, step: StepFunction, batches: Sequence[Any]) -> Captured | None:
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         kept = self._encoder.prepare(shapes_of(tuple(batch.block for batch in batches)))
         try:

@@ -94,7 +94,7 @@ class TokenBlock:
         )
 
 
-Blocks = tuple[TokenBlock, ...]
+TokenBlocks = tuple[TokenBlock, ...]
 
 
 def block_of(
@@ -151,7 +151,7 @@ class Shape:
 Shapes = tuple[Shape, ...]
 
 
-def shapes_of(blocks: Blocks) -> Shapes:
+def shapes_of(blocks: TokenBlocks) -> Shapes:
     return tuple(Shape(block.adapter, block.num_rows, block.length) for block in blocks)
 
 
@@ -245,7 +245,7 @@ class Layout:
         return tuple(masks)
 
 
-def layout(blocks: Blocks, *, known: Frame | None = None) -> Layout:
+def layout(blocks: TokenBlocks, *, known: Frame | None = None) -> Layout:
     """Make the layout of a batch; `known` is its frame, if it exists already."""
     if not blocks:
         raise BadInput("no block to encode", hint="give at least one")

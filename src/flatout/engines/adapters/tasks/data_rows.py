@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from flatout.engines.adapters.tasks.task import AdapterTask
 
 Record = dict[str, Any]
-Found = dict[str, list[Record]]  # by split
-Source = Literal["auto", "generated"]
+FoundRows = dict[str, list[Record]]  # by split
+RowSource = Literal["auto", "generated"]
 Kept = TypeVar("Kept")
 SPLITS = ("train", "validation", "test")
 FILE_NAMES = {"train": ("train",), "validation": ("validation", "valid", "val", "dev"), "test": ("test",)}
@@ -46,7 +46,7 @@ class DataOptions:
     path: Path | None = None
     validation: Path | None = None
     test: Path | None = None
-    source: Source = "auto"
+    source: RowSource = "auto"
     num_train: int | None = None  # None: all there are
     num_validation: int | None = None
     num_test: int | None = None
@@ -63,8 +63,10 @@ class DataOptions:
                     raise BadInput(f"{task}: {name}={path!r} is not a path", hint="give a file or folder")
                 values[name] = Path(path).expanduser()
         options = cls(**values)
-        if options.source not in get_args(Source):
-            raise BadInput(f"{task}: source={options.source!r}", hint=f"known: {', '.join(get_args(Source))}")
+        if options.source not in get_args(RowSource):
+            raise BadInput(
+                f"{task}: source={options.source!r}", hint=f"known: {', '.join(get_args(RowSource))}"
+            )
         for name in ("num_train", "num_validation", "num_test"):
             count = getattr(options, name)
             if count is not None and (not isinstance(count, int) or count < 1):
@@ -93,7 +95,7 @@ def gather(task: AdapterTask, options: DataOptions) -> Splits:
     else:
         found, origin = _take_real(task, options)
     taken: set[str] = set()
-    kept: Found = {}
+    kept: FoundRows = {}
     for split in CHOOSING:
         records = drop_repeats(found[split], key=task.input_of, taken=taken)
         kept[split] = choose_some(records, getattr(options, f"num_{split}"), key=task.input_of)
@@ -104,7 +106,7 @@ def gather(task: AdapterTask, options: DataOptions) -> Splits:
     return Splits(**kept, origin=origin)
 
 
-def _read_files(task: AdapterTask, options: DataOptions) -> Found:
+def _read_files(task: AdapterTask, options: DataOptions) -> FoundRows:
     assert options.path is not None
     files = split_files(options.path) if options.path.is_dir() else {"train": options.path}
     own = {"validation": options.validation, "test": options.test}
@@ -112,7 +114,7 @@ def _read_files(task: AdapterTask, options: DataOptions) -> Found:
     return _divide(task, {split: task.read(path) for split, path in files.items()})
 
 
-def _take_real(task: AdapterTask, options: DataOptions) -> tuple[Found, str]:
+def _take_real(task: AdapterTask, options: DataOptions) -> tuple[FoundRows, str]:
     """Take the rows that a package carries; generate some and say why where there are none."""
     reason = "no package with real rows is known; give a path for yours"
     try:
@@ -124,22 +126,22 @@ def _take_real(task: AdapterTask, options: DataOptions) -> tuple[Found, str]:
     return _generate(task, options), f"generated ({reason})"
 
 
-def _divide(task: AdapterTask, found: Found) -> Found:
+def _divide(task: AdapterTask, found: FoundRows) -> FoundRows:
     """Take splits that are missing from the rows to train on."""
     missing = [split for split in CHOOSING if split not in found]
-    divided: Found = {split: [] for split in (*missing, "train")}
+    divided: FoundRows = {split: [] for split in (*missing, "train")}
     for record in found["train"]:
         split = split_of(task.group_of(record))
         divided[split if split in missing else "train"].append(record)
     return {**found, **divided}
 
 
-def _generate(task: AdapterTask, options: DataOptions) -> Found:
+def _generate(task: AdapterTask, options: DataOptions) -> FoundRows:
     counts = {split: getattr(options, f"num_{split}") or number for split, number in GENERATED.items()}
     # A small world repeats itself, and repeated rows are left out: make a few more than are asked for.
     records = task.generated(2 * sum(counts.values()) + 100, seed=options.seed)
     records = drop_repeats(records, key=task.input_of, taken=set())
-    found: Found = {}
+    found: FoundRows = {}
     for split in CHOOSING:
         found[split], records = records[: counts[split]], records[counts[split] :]
     return found

@@ -41,7 +41,7 @@ from flatout.ground.units import round_up
 TOTAL = "total"  # the name of the loss that is minimised, where it is more than the mean of the tasks
 ASK_EVERY = 10  # steps between two checks whether another rank was told to stop
 
-TrainingState = Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
+StateFunction = Callable[[], tuple[dict[str, Tensor], dict[str, Any]]]
 
 
 class LossWindow:
@@ -98,7 +98,7 @@ class PhaseRun:
         self.window = LossWindow()
         self._notes: list[str] = []  # since the last report
         self._reported: StepRecord | None = None
-        self.training_state: TrainingState = lambda: ({}, {})
+        self.training_state: StateFunction = lambda: ({}, {})
         self._kept_at: int | None = None
         self._sent_before = assembly.ranks.sent_bytes.total()
         self._elapsed_s = 0.0

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.engines.evolution.rewards.kinds import Row, expected_text
+from flatout.engines.evolution.rewards.kinds import AnsweredRow, expected_text
 from flatout.ground.errors import BadInput, import_extra
 
 MAX_ORDER = 4
-Numbers = NDArray[np.int64]
+Longs = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class Bleu:
         metric = _metric(self.tokenize, self.lowercase)
         return float(metric.sentence_score(self._said(completion), [self._reference(answer)]).score) / 100
 
-    def score_rows(self, rows: list[Row]) -> list[float]:
+    def score_rows(self, rows: list[AnsweredRow]) -> list[float]:
         """Score many rows, each as a single call would."""
         pairs = [(self._said(completion), self._reference(answer)) for completion, answer in rows]
         # Early populations repeat themselves: what was said twice is scored once.
@@ -94,11 +94,11 @@ def _metric(tokenize: str, lowercase: bool) -> Any:
         ) from error
 
 
-def _lengths(texts: Sequence[Sequence[int]]) -> Numbers:
+def _lengths(texts: Sequence[Sequence[int]]) -> Longs:
     return np.array([len(text) for text in texts], dtype=np.int64)
 
 
-def _matches(given: list[list[int]], expected: list[list[int]], reference_of_row: Numbers) -> Numbers:
+def _matches(given: list[list[int]], expected: list[list[int]], reference_of_row: Longs) -> Longs:
     """Return [rows, MAX_ORDER]: how many n-grams of each row its reference has."""
     texts = [*given, *expected]
     words = np.fromiter(itertools.chain.from_iterable(texts), dtype=np.int64)
@@ -124,8 +124,8 @@ def _matches(given: list[list[int]], expected: list[list[int]], reference_of_row
 
 
 def _clipped(
-    rows: Numbers, grams: Numbers, references: Numbers, reference_grams: Numbers, *, reference_of_row: Numbers
-) -> Numbers:
+    rows: Longs, grams: Longs, references: Longs, reference_grams: Longs, *, reference_of_row: Longs
+) -> Longs:
     """Count matches per row; an n-gram counts at most as often as its reference has it."""
     num_rows = len(reference_of_row)
     size = int(max(grams.max(initial=0), reference_grams.max(initial=0))) + 1
@@ -140,7 +140,7 @@ def _clipped(
     return np.bincount(row_of, weights=found, minlength=num_rows).astype(np.int64)
 
 
-def _scores(correct: Numbers, lengths: Numbers, reference_lengths: Numbers) -> NDArray[np.float64]:
+def _scores(correct: Longs, lengths: Longs, reference_lengths: Longs) -> NDArray[np.float64]:
     """Compute BLEU from its counts: smoothed, over the orders that a text is long enough for."""
     totals = np.maximum(lengths[:, None] - np.arange(MAX_ORDER), 0)
     zero = (totals > 0) & (correct == 0)

@@ -38,7 +38,7 @@ _MOST_DIGITS = 100  # a longer run of digits is a model stuck in a loop, not a v
 
 PROMPT = "prompt"  # the name under which an answer holds the prompt's own text
 Take = Literal["first", "last"]
-Row = tuple[str, Mapping[str, Any]]  # a completion and the answer that belongs to its prompt
+AnsweredRow = tuple[str, Mapping[str, Any]]  # a completion and the answer that belongs to its prompt
 
 
 class NotOnePerRow(ValueError):
@@ -64,7 +64,7 @@ class RewardOfAnswers(Reward, Protocol):
 class RewardOfRows(Reward, Protocol):
     """A reward that scores many rows faster together than one by one."""
 
-    def score_rows(self, rows: list[Row]) -> Sequence[float | None]: ...
+    def score_rows(self, rows: list[AnsweredRow]) -> Sequence[float | None]: ...
 
 
 def is_cheap(reward: Reward) -> bool:

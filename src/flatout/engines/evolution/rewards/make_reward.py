@@ -23,13 +23,13 @@ from typing import Any
 
 from flatout.engines.evolution.rewards.kinds import (
     PROMPT,
+    AnsweredRow,
     ExactMatch,
     FormatMatch,
     NotOnePerRow,
     NumericAnswer,
     Reward,
     RewardOfRows,
-    Row,
     check_answer,
     is_cheap,
 )
@@ -81,7 +81,7 @@ class BatchReward:
     def __call__(self, completion: str, answer: Mapping[str, Any], /) -> float | None:
         return self.score_rows([(completion, answer)])[0]
 
-    def score_rows(self, rows: list[Row]) -> Sequence[float | None]:
+    def score_rows(self, rows: list[AnsweredRow]) -> Sequence[float | None]:
         """Call the function once for all rows; without **columns it gets the columns that it names."""
         names = dict.fromkeys(name for _, answer in rows for name in answer if name != PROMPT)
         given = {
@@ -123,7 +123,7 @@ class WeightedRewards:
     def __call__(self, completion: str, answer: Mapping[str, Any], /) -> float | None:
         return self.score_rows([(completion, answer)])[0]
 
-    def score_rows(self, rows: list[Row]) -> list[float | None]:
+    def score_rows(self, rows: list[AnsweredRow]) -> list[float | None]:
         """Return the sums of many rows; None where no reward applies to a row."""
         by_part = [
             (

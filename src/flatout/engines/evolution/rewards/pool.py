@@ -28,7 +28,7 @@ from multiprocessing.reduction import ForkingPickler
 from pickle import PicklingError
 from typing import Any
 
-from flatout.engines.evolution.rewards.kinds import Reward, RewardOfRows, Row, is_cheap
+from flatout.engines.evolution.rewards.kinds import AnsweredRow, Reward, RewardOfRows, is_cheap
 from flatout.engines.evolution.rewards.worker import Failure, FailureKind, score_row, serve
 from flatout.ground.errors import BadInput, ChildDied
 
@@ -96,7 +96,7 @@ class _Worker:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: the pool reads that
             self.pipe.send(reward)
 
-    def give(self, chunk: _Chunk, rows: Sequence[Row]) -> None:
+    def give(self, chunk: _Chunk, rows: Sequence[AnsweredRow]) -> None:
         self.chunk, self.num_scored, self._given_s = chunk, 0, time.monotonic()
         self._under_way[:] = self._given_s, NOT_BEGUN
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -187,7 +187,7 @@ class RewardPool:
         while not is_cheap(self.reward) and len(self._workers) < self._num_workers:
             self._workers.append(_Worker(self.reward))
 
-    def score(self, rows: Iterable[Row]) -> RewardScores:
+    def score(self, rows: Iterable[AnsweredRow]) -> RewardScores:
         """Score every row; failures are in the result, and only an interrupt or a broken set-up raises."""
         rows = list(rows)
         if is_cheap(self.reward):
@@ -285,7 +285,7 @@ class RewardPool:
 class _Scoring:
     """The progress of one list of rows: chunks to hand out, and scores that came back."""
 
-    def __init__(self, rows: list[Row], *, num_workers: int, together: bool) -> None:
+    def __init__(self, rows: list[AnsweredRow], *, num_workers: int, together: bool) -> None:
         self.rows = rows
         size = max(1, min(MOST_ROWS, math.ceil(len(rows) / (num_workers * CHUNKS_PER_WORKER))))
         whole = range(len(rows))

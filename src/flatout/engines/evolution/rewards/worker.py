@@ -22,7 +22,7 @@ from multiprocessing import connection
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
-from flatout.engines.evolution.rewards.kinds import NotOnePerRow, Reward, RewardOfRows, Row
+from flatout.engines.evolution.rewards.kinds import AnsweredRow, NotOnePerRow, Reward, RewardOfRows
 from flatout.ground.user_code import place_of
 
 FailureKind = Literal["raised", "invalid", "timeout", "died"]
@@ -42,7 +42,7 @@ class Failure:
         return f"row {self.index} {self.kind}: {self.message}"
 
 
-def score_row(reward: Reward, row: Row, *, index: int) -> float | Failure | None:
+def score_row(reward: Reward, row: AnsweredRow, *, index: int) -> float | Failure | None:
     """Call a reward once; return a finite number, None if it is not for this row, or why it failed."""
     try:
         value = reward(*row)
@@ -101,7 +101,7 @@ def serve(pipe: Connection, under_way: Any) -> None:
                 _score_one_by_one(reward, rows, pipe, under_way)
 
 
-def _scored_together(reward: Reward, rows: list[Row]) -> list[float | Failure | None] | None:
+def _scored_together(reward: Reward, rows: list[AnsweredRow]) -> list[float | Failure | None] | None:
     """Score all rows in one call; None where it fails, and calls for single rows find the culprit."""
     if not isinstance(reward, RewardOfRows):
         return None
@@ -116,7 +116,7 @@ def _scored_together(reward: Reward, rows: list[Row]) -> list[float | Failure | 
     return [_checked(value, index=index) for index, value in enumerate(values)]
 
 
-def _score_one_by_one(reward: Reward, rows: list[Row], pipe: Connection, under_way: Any) -> None:
+def _score_one_by_one(reward: Reward, rows: list[AnsweredRow], pipe: Connection, under_way: Any) -> None:
     scores: list[float | Failure | None] = []
     sent_s = time.monotonic()
     for index, row in enumerate(rows):

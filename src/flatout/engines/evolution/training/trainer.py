@@ -65,7 +65,7 @@ from flatout.multiplex.models.families import read_decoder
 
 MODEL, PLOT, REPORT = "model", "rewards.png", "report.html"
 OnEvent = Callable[[EpochRecord], None]
-Found = Checkpoint[EvolutionState] | None
+FoundCheckpoint = Checkpoint[EvolutionState] | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,7 +129,7 @@ def _apart(given: Mapping[str, Any]) -> tuple[dict[str, Any], EvolutionTask | No
 
 def open_run(
     given: Mapping[str, Any], out: Path, *, resume: bool, first: bool = True
-) -> tuple[EvolveSettings, Found]:
+) -> tuple[EvolveSettings, FoundCheckpoint]:
     """Return the settings of the run in a folder and, if it is resumed, its checkpoint."""
     found = checkpoints_of(out).latest() if resume else None
     if found is not None:
@@ -152,7 +152,7 @@ class Trainer:
         settings: EvolveSettings,
         *,
         ranks: Ranks,
-        found: Found = None,
+        found: FoundCheckpoint = None,
         task: EvolutionTask | None = None,
         on_event: OnEvent = ignore,
         on_progress: OnProgress = ignore,

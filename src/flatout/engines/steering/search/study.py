@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import optuna
 
 WORKER, BRACKET, REASON, RECIPE = "worker", "bracket", "reason", "recipe:"
-Sampler = Literal["tpe", "random", "grid", "cmaes"]
+SamplerName = Literal["tpe", "random", "grid", "cmaes"]
 GRID_STRENGTHS = 8  # of a grid, from the lowest to the highest
 STARTUP_TRIALS = 16  # drawn at random before the sampler trusts what it has seen
 STATES: dict[str, State] = {
@@ -48,7 +48,7 @@ def open_study(
     name: str = "steering",
     seed: int = 0,
     worker: str = "0",
-    sampler: Sampler = "tpe",
+    sampler: SamplerName = "tpe",
 ) -> SearchStudy:
     """Open or begin a study in a journal file or at a URL; finished rows are kept in the folder `rows`."""
     study = create_study(where, name=name)
@@ -59,7 +59,7 @@ class SearchStudy:
     """A study as one worker sees it."""
 
     def __init__(
-        self, study: optuna.Study, rows: RowLog, *, seed: int, worker: str, sampler: Sampler = "tpe"
+        self, study: optuna.Study, rows: RowLog, *, seed: int, worker: str, sampler: SamplerName = "tpe"
     ) -> None:
         self.study, self.rows, self.seed = study, rows, seed
         self._worker, self._sampler = worker, sampler

@@ -43,7 +43,7 @@ class Score:
 
 
 OnScore = Callable[[int, Score], None]
-Row = tuple[Steering | None, Question]
+TrialRow = tuple[Steering | None, Question]
 
 
 class Scorer(Protocol):
@@ -56,7 +56,7 @@ class Scorer(Protocol):
     def recipe(self) -> Mapping[str, str]:
         """Name what the values depend on, beside model and question."""
 
-    def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
+    def score(self, engine: TrialEngine, rows: Sequence[TrialRow], *, on_score: OnScore) -> None:
         """Call `on_score` with each row's number as soon as it is known."""
 
 
@@ -85,7 +85,7 @@ class MultipleChoice:
         by = "" if self._by == "decisive" else f" by {self._by}"  # unnamed in studies that had no other
         return {"score": f"multiple choice toward {self._toward}{by}, system {self._system!r}"}
 
-    def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
+    def score(self, engine: TrialEngine, rows: Sequence[TrialRow], *, on_score: OnScore) -> None:
         """Score rows by a forward over the answers' tokens."""
         absent = {question.key: question for _, question in rows if question.key not in self._choices}
         self._choices.update(choices_of(list(absent.values()), self._tokenizer, system=self._system))
@@ -126,7 +126,7 @@ class Judged:
         """Name it in one line."""
         return {"score": f"{self._name} of {self._max_new_tokens} tokens, system {self._system!r}"}
 
-    def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
+    def score(self, engine: TrialEngine, rows: Sequence[TrialRow], *, on_score: OnScore) -> None:
         """Generate all rows together; those that have ended are decoded and judged some at a time."""
         texts = [question.prompt for _, question in rows]
         prompts = encode_prompts(texts, self._tokenizer, system=self._system)

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from flatout.engines.steering.workers.worker_processes import SUPERVISED, Ended
+from flatout.engines.steering.workers.worker_processes import SUPERVISED, EndedWorker
 from flatout.ground import OnProgress
 from flatout.ground.errors import BadInput
 from flatout.hardware.ray_cluster import RayCluster
@@ -59,7 +59,7 @@ class RayWorkers:
     def __exit__(self, *error: object) -> None:
         self._cluster.__exit__(*error)
 
-    def wait(self) -> list[Ended]:
+    def wait(self) -> list[EndedWorker]:
         """Wait until all started workers have ended, successfully or not."""
         ended = self._cancel_unbegun(self._beats()) if self._beats else []
         while self._waiting:
@@ -68,12 +68,12 @@ class RayWorkers:
                     _, (code, tail, host) = self._cluster.result(task)
                 except BadInput as error:
                     code, tail, host = 1, [error.message], "the cluster"
-                ended.append(Ended(name=self._waiting.pop(task), code=code))
+                ended.append(EndedWorker(name=self._waiting.pop(task), code=code))
                 said = f": {' | '.join(tail)}" if code and tail else ""
                 self._on_progress(f"worker {ended[-1].name} on {host} ended with {ended[-1].reason}{said}")
         return ended
 
-    def _cancel_unbegun(self, now: Mapping[str, object]) -> list[Ended]:
+    def _cancel_unbegun(self, now: Mapping[str, object]) -> list[EndedWorker]:
         """Cancel what still waits for a node or loads its model: the study has all its trials."""
         unbegun = []
         for task, name in list(self._waiting.items()):
@@ -81,7 +81,7 @@ class RayWorkers:
                 continue
             if not self._cluster.wait([task], timeout_s=0):
                 self._cluster.cancel(task)
-                unbegun.append(Ended(name=self._waiting.pop(task), code=0))
+                unbegun.append(EndedWorker(name=self._waiting.pop(task), code=0))
                 self._on_progress(f"worker {name} was not needed")
         return unbegun
 

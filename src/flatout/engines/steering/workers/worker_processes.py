@@ -37,7 +37,7 @@ class WorkerPlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class EndedWorker:
     """How a worker ended: an exit code, or minus the signal that killed it."""
 
     name: str
@@ -91,7 +91,7 @@ class WorkerProcesses:
     def __exit__(self, *error: object) -> None:
         self._stop()
 
-    def wait(self) -> list[Ended]:
+    def wait(self) -> list[EndedWorker]:
         """Wait until all have ended, successfully or not."""
         ended = []
         while self._running:
@@ -140,10 +140,10 @@ class _WorkerProcess:
             if line.strip() and not self._is_interrupted:
                 self._on_progress(f"worker {self.plan.name}: {line.rstrip().removeprefix('flatout: ')}")
 
-    def wait(self) -> Ended:
+    def wait(self) -> EndedWorker:
         code = self._process.wait()
         self._close()
-        return Ended(name=self.plan.name, code=code)
+        return EndedWorker(name=self.plan.name, code=code)
 
     def interrupt(self) -> None:
         self._is_interrupted = True  # where it was, perhaps importing, is of no use to anybody

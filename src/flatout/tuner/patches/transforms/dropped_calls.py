@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.patch import Patch
-from flatout.tuner.patches.source import Refused, Replacement, Source
+from flatout.tuner.patches.source import Refused, Replacement, SourceFile
 from flatout.tuner.patches.syntax import argument, call_of, dotted_name, method_of, simple, walk
 
 IN_LOOPS = ("torch.cuda.empty_cache", "torch.cuda.synchronize")
@@ -20,7 +20,7 @@ ANYWHERE = ("torch.autograd.set_detect_anomaly",)
 CLOCKS = {"perf_counter", "time", "monotonic", "process_time", "perf_counter_ns", "time_ns"}
 
 
-def rewrite(source: Source, lines: Sequence[int]) -> str:
+def rewrite(source: SourceFile, lines: Sequence[int]) -> str:
     changes: dict[cst.CSTNode, Replacement] = {}
     for each in walk(source.module):
         if isinstance(each, cst.SimpleStatementLine):
@@ -43,7 +43,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
     return source.replaced(changes)
 
 
-def _times(source: Source, node: cst.CSTNode) -> bool:
+def _times(source: SourceFile, node: cst.CSTNode) -> bool:
     """Return whether the function reads a clock: then a wait belongs to its measurement."""
     return any(
         (call_of(each) or "").rpartition(".")[2] in CLOCKS

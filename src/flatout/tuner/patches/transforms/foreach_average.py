@@ -18,11 +18,11 @@ import libcst as cst
 
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import impure_part
-from flatout.tuner.patches.source import Refused, Replacement, Source, statements
+from flatout.tuner.patches.source import Refused, Replacement, SourceFile, statements
 from flatout.tuner.patches.syntax import argument, call_of, method_of, names, simple, walk
 
 
-def rewrite(source: Source, lines: Sequence[int]) -> str:
+def rewrite(source: SourceFile, lines: Sequence[int]) -> str:
     changes: dict[cst.CSTNode, Replacement] = {}
     reason = "no loop here averages parameters one by one"
     for loop in [each for each in walk(source.module) if isinstance(each, cst.For)]:
@@ -43,7 +43,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
     return source.replaced(changes)
 
 
-def _pair(source: Source, loop: cst.For) -> tuple[dict[str, str], cst.BaseSmallStatement] | None:
+def _pair(source: SourceFile, loop: cst.For) -> tuple[dict[str, str], cst.BaseSmallStatement] | None:
     """Return ({name: the parameters it stands for}, the single statement) of a loop over two models."""
     if call_of(loop.iter) != "zip" or not isinstance(loop.iter, cst.Call) or loop.orelse is not None:
         return None
@@ -66,7 +66,7 @@ def _pair(source: Source, loop: cst.For) -> tuple[dict[str, str], cst.BaseSmallS
     return named, small
 
 
-def _together(source: Source, loop: cst.For, named: dict[str, str], small: cst.BaseSmallStatement) -> str:
+def _together(source: SourceFile, loop: cst.For, named: dict[str, str], small: cst.BaseSmallStatement) -> str:
     if not isinstance(small, cst.Expr) or not isinstance(small.value, cst.Call):
         raise Refused("the loop over parameters does more than one in-place call")
     call = small.value
@@ -85,7 +85,7 @@ def _together(source: Source, loop: cst.For, named: dict[str, str], small: cst.B
     return "with torch.no_grad():\n" + "".join(f"    {line}\n" for line in lines)
 
 
-def _decayed(source: Source, call: cst.Call, named: dict[str, str]) -> list[str]:
+def _decayed(source: SourceFile, call: cst.Call, named: dict[str, str]) -> list[str]:
     """Read `p.mul_(d).add_(q, alpha=1 - d)`, also with `(1 - d) * q` or `q * (1 - d)` inside."""
     assert isinstance(call.func, cst.Attribute)
     inner = call.func.value
@@ -110,7 +110,7 @@ def _decayed(source: Source, call: cst.Call, named: dict[str, str]) -> list[str]
     ]
 
 
-def _mixed(source: Source, call: cst.Call, named: dict[str, str]) -> list[str]:
+def _mixed(source: SourceFile, call: cst.Call, named: dict[str, str]) -> list[str]:
     """Read `p.copy_(a * q + b * p)` and `p.copy_(q)`."""
     assert isinstance(call.func, cst.Attribute)
     target, value = _name(call.func.value, named), argument(call, "other", 0) or argument(call, "src", 0)
@@ -155,7 +155,7 @@ def _name(node: cst.CSTNode | None, named: dict[str, str]) -> str:
     return node.value
 
 
-def _weight(source: Source, node: cst.BaseExpression | None, named: dict[str, str]) -> str:
+def _weight(source: SourceFile, node: cst.BaseExpression | None, named: dict[str, str]) -> str:
     if node is None or names(node) & set(named) or impure_part(node, {}) is not None:
         raise Refused("the weight of the average is not one number for all parameters")
     return source.code(node)

@@ -17,10 +17,10 @@ import libcst as cst
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import CREATING, impure_part, module_kinds
 from flatout.tuner.patches.source import (
-    Loop,
+    LoopNode,
     Refused,
     Replacement,
-    Source,
+    SourceFile,
     expression,
     free_name,
     same,
@@ -39,8 +39,8 @@ from flatout.tuner.patches.syntax import (
 TRAINS = {"backward", "step", "load_state_dict", "zero_grad"}
 
 
-def rewrite(source: Source, lines: Sequence[int]) -> str:
-    by_loop: dict[Loop, list[cst.Call]] = {}
+def rewrite(source: SourceFile, lines: Sequence[int]) -> str:
+    by_loop: dict[LoopNode, list[cst.Call]] = {}
     for each in walk(source.module):
         if not isinstance(each, cst.Call) or not _is_part(source, each):
             continue
@@ -68,12 +68,12 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
     return source.replaced(changes, before=before)
 
 
-def _is_inside(source: Source, node: cst.Call, by_loop: dict[Loop, list[cst.Call]]) -> bool:
+def _is_inside(source: SourceFile, node: cst.Call, by_loop: dict[LoopNode, list[cst.Call]]) -> bool:
     taken = {call for calls in by_loop.values() for call in calls}
     return any(above in taken for above in source.ancestors(node))
 
 
-def _is_part(source: Source, node: cst.Call) -> bool:
+def _is_part(source: SourceFile, node: cst.Call) -> bool:
     """Return whether only an operator or another pure call sees the value."""
     kinds = module_kinds(source, node)
     called = call_of(node) or ""
@@ -89,7 +89,7 @@ def _is_part(source: Source, node: cst.Call) -> bool:
     return isinstance(above, (cst.BinaryOperation, cst.UnaryOperation, cst.Comparison))
 
 
-def _outermost_loop(source: Source, node: cst.Call) -> Loop | None:
+def _outermost_loop(source: SourceFile, node: cst.Call) -> LoopNode | None:
     """Return the outermost loop that changes nothing a call reads."""
     found = None
     reads_modules = any(dotted_name(each) in module_kinds(source, node) for each in walk(node))

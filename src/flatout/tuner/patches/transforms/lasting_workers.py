@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.patch import Patch
-from flatout.tuner.patches.source import Refused, Replacement, Source
+from flatout.tuner.patches.source import Refused, Replacement, SourceFile
 from flatout.tuner.patches.syntax import argument, call_of, walk
 from flatout.tuner.patches.transforms.pinned_copies import with_argument
 
 NUM_WORKERS_PLACE = 5
 
 
-def rewrite(source: Source, lines: Sequence[int]) -> str:
+def rewrite(source: SourceFile, lines: Sequence[int]) -> str:
     changes: dict[cst.CSTNode, Replacement] = {}
     for each in walk(source.module):
         if not isinstance(each, cst.Call) or (call_of(each) or "").rpartition(".")[2] != "DataLoader":

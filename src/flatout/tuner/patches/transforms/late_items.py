@@ -15,13 +15,13 @@ import libcst as cst
 
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import impure_part
-from flatout.tuner.patches.source import Refused, Replacement, Source, binds_itself, expression
+from flatout.tuner.patches.source import Refused, Replacement, SourceFile, binds_itself, expression
 from flatout.tuner.patches.syntax import bindings, method_of, reads, walk
 
 OTHER_BINDINGS = (cst.For, cst.CompFor, cst.NamedExpr, cst.AnnAssign)
 
 
-def rewrite(source: Source, lines: Sequence[int]) -> str:
+def rewrite(source: SourceFile, lines: Sequence[int]) -> str:
     changes: dict[cst.CSTNode, Replacement] = {}
     reason = "no loop here sums .item()"
     seen: set[tuple[cst.CSTNode, str]] = set()
@@ -57,7 +57,7 @@ def _item(value: cst.CSTNode) -> cst.Call | None:
     return value if is_item and isinstance(value, cst.Call) else None
 
 
-def _read_late(source: Source, name: str, scope: cst.CSTNode) -> dict[cst.CSTNode, Replacement]:
+def _read_late(source: SourceFile, name: str, scope: cst.CSTNode) -> dict[cst.CSTNode, Replacement]:
     sums = [
         each
         for each in walk(scope)
@@ -101,7 +101,7 @@ def _counts(value: cst.CSTNode) -> bool:
     )
 
 
-def _check_resets(source: Source, name: str, scope: cst.CSTNode) -> None:
+def _check_resets(source: SourceFile, name: str, scope: cst.CSTNode) -> None:
     """Require that every other binding gives it a plain number."""
     for each in walk(scope):
         if isinstance(each, (cst.Global, cst.Nonlocal)) and name in {item.name.value for item in each.names}:

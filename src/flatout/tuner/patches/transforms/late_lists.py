@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.patch import Patch
-from flatout.tuner.patches.source import Refused, Replacement, Source, binds_itself, expression
+from flatout.tuner.patches.source import Refused, Replacement, SourceFile, binds_itself, expression
 from flatout.tuner.patches.syntax import (
     bindings,
     call_of,
@@ -28,7 +28,7 @@ from flatout.tuner.patches.syntax import (
 KEPT_METHODS = ("append", "clear")
 
 
-def rewrite(source: Source, lines: Sequence[int]) -> str:
+def rewrite(source: SourceFile, lines: Sequence[int]) -> str:
     changes: dict[cst.CSTNode, Replacement] = {}
     reason = "no loop here appends .item() to a list"
     seen: set[tuple[cst.CSTNode, str]] = set()
@@ -53,7 +53,7 @@ def _is_item(node: cst.CSTNode) -> bool:
     return method_of(node) == "item" and isinstance(node, cst.Call) and not node.args
 
 
-def _read_late(source: Source, name: str, scope: cst.CSTNode) -> dict[cst.CSTNode, Replacement]:
+def _read_late(source: SourceFile, name: str, scope: cst.CSTNode) -> dict[cst.CSTNode, Replacement]:
     changes: dict[cst.CSTNode, Replacement] = {}
     for each in walk(scope):
         added, made = read_append(each), read_assignment(each)
@@ -78,7 +78,7 @@ def _read_late(source: Source, name: str, scope: cst.CSTNode) -> dict[cst.CSTNod
     return changes
 
 
-def _read(source: Source, word: cst.Name, scope: cst.CSTNode) -> dict[cst.CSTNode, Replacement]:
+def _read(source: SourceFile, word: cst.Name, scope: cst.CSTNode) -> dict[cst.CSTNode, Replacement]:
     """Rewrite a use of the list; nothing if only its length or the list itself is used."""
     name, above = word.value, source.parent(word)
     if source.scope(word) is not scope:

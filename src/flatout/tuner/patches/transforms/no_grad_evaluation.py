@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.patch import Patch
-from flatout.tuner.patches.source import Refused, Replacement, Source, expression
+from flatout.tuner.patches.source import Refused, Replacement, SourceFile, expression
 from flatout.tuner.patches.syntax import call_of, method_of, target_names, walk
 
 NUMBERS = {"item", "tolist", "numpy", "cpu_numpy"}
 LEARNS = {"backward", "grad", "enable_grad", "requires_grad_", "set_grad_enabled", "step"}
 
 
-def rewrite(source: Source, lines: Sequence[int]) -> str:
+def rewrite(source: SourceFile, lines: Sequence[int]) -> str:
     changes: dict[cst.CSTNode, Replacement] = {}
     reason = "no function here calls eval()"
     for each in walk(source.module):
@@ -63,7 +63,7 @@ def _numbers(function: cst.FunctionDef) -> set[str]:
     return known
 
 
-def _check(source: Source, function: cst.FunctionDef) -> None:
+def _check(source: SourceFile, function: cst.FunctionDef) -> None:
     name, numbers = function.name.value, _numbers(function)
     for each in walk(function):
         if isinstance(each, cst.Call):

@@ -14,7 +14,7 @@ import libcst as cst
 
 from flatout.tuner.patches.joined_lists import JoinedList, rewrite_joined_lists
 from flatout.tuner.patches.patch import Patch
-from flatout.tuner.patches.source import Refused, Source, expression, same
+from flatout.tuner.patches.source import Refused, SourceFile, expression, same
 from flatout.tuner.patches.syntax import dotted_name
 
 ONE_ROW: tuple[str, ...] = ("{x}[{i} : {i} + 1]", "{x}[{i}].unsqueeze(0)", "{x}[{i}][None]", "{x}[{i}, None]")
@@ -22,12 +22,12 @@ ALL_ROWS: tuple[str, ...] = ("range(len({x}))", "range({x}.size(0))", "range({x}
 SPLITS: tuple[str, ...] = ("{x}.split(1)", "{x}.split(1, 0)", "{x}.split(1, dim=0)", "torch.split({x}, 1)")
 
 
-def rewrite(source: Source, lines: Sequence[int]) -> str:
+def rewrite(source: SourceFile, lines: Sequence[int]) -> str:
     otherwise = "no loop here calls a model for each sample and joins the results"
     return rewrite_joined_lists(source, lines, _one_call, kinds={}, otherwise=otherwise)
 
 
-def _one_call(source: Source, found: JoinedList) -> cst.BaseExpression:
+def _one_call(source: SourceFile, found: JoinedList) -> cst.BaseExpression:
     call = found.element
     model = dotted_name(call.func) if isinstance(call, cst.Call) else None
     if found.joined != "cat" or model is None or not isinstance(call, cst.Call):

@@ -26,7 +26,7 @@ from flatout.tuner.patches.ragged_pieces import Body, Head, check_host, piece_of
 from flatout.tuner.patches.source import (
     Refused,
     Replacement,
-    Source,
+    SourceFile,
     binds_itself,
     expression,
     free_name,
@@ -53,7 +53,7 @@ from flatout.tuner.patches.syntax import (
 IMPORT = "from flatout.data import ragged"
 
 
-def rewrite(source: Source, lines: Sequence[int]) -> str:
+def rewrite(source: SourceFile, lines: Sequence[int]) -> str:
     if free_name(source, "ragged") != "ragged" and IMPORT not in source.module.code:
         raise Refused("the file already uses the name ragged")
     changes: dict[cst.CSTNode, Replacement] = {}
@@ -75,7 +75,7 @@ def _appends_rows(loop: cst.For) -> bool:
     return any(isinstance(each, cst.For) for each in loop.body.body)
 
 
-def _rewrite_loop(source: Source, loop: cst.For) -> dict[cst.CSTNode, Replacement]:
+def _rewrite_loop(source: SourceFile, loop: cst.For) -> dict[cst.CSTNode, Replacement]:
     body = _read_loop(source, loop)
     start = _beginning(source, loop, body.result)
     consumed = find_consumer(source, loop, body.result)
@@ -106,7 +106,7 @@ def _with_leading_lines(new: list[cst.BaseStatement], old: cst.For) -> list[cst.
 # -- the loop over samples
 
 
-def _read_loop(source: Source, loop: cst.For) -> Body:
+def _read_loop(source: SourceFile, loop: cst.For) -> Body:
     if loop.orelse is not None or loop.asynchronous is not None:
         raise Refused("the loop over samples has an else")
     for each in walk(loop):
@@ -135,7 +135,7 @@ def _read_loop(source: Source, loop: cst.For) -> Body:
     return body
 
 
-def _read_head(source: Source, loop: cst.For) -> Head:
+def _read_head(source: SourceFile, loop: cst.For) -> Head:
     target: cst.BaseExpression = loop.target
     iterated = loop.iter
     text = f"for {source.code(target)} in {source.code(iterated)}"
@@ -275,7 +275,7 @@ def _extended(statement: cst.CSTNode, sequence: str) -> list[cst.BaseExpression]
 # -- around the loop
 
 
-def _beginning(source: Source, loop: cst.For, name: str) -> cst.CSTNode:
+def _beginning(source: SourceFile, loop: cst.For, name: str) -> cst.CSTNode:
     block = source.block(loop)
     before = [each for each in block[: block.index(loop)] if (read_assignment(each) or ("",))[0] == name]
     if not before or not is_empty_list((read_assignment(before[-1]) or ("", cst.Name("x")))[1]):
@@ -284,7 +284,7 @@ def _beginning(source: Source, loop: cst.For, name: str) -> cst.CSTNode:
 
 
 def _check_other_readers(
-    source: Source, loop: cst.For, removed: Sequence[cst.CSTNode], result: str, consumed: Consumer
+    source: SourceFile, loop: cst.For, removed: Sequence[cst.CSTNode], result: str, consumed: Consumer
 ) -> None:
     """Require that no other code reads what the removed statements bind."""
     scope = source.scope(loop)

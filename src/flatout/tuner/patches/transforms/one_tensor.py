@@ -14,18 +14,18 @@ import libcst as cst
 from flatout.tuner.patches.joined_lists import JoinedList, rewrite_joined_lists
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import ROWWISE, impure_part, module_kinds
-from flatout.tuner.patches.source import Refused, Source, expression, substitute
+from flatout.tuner.patches.source import Refused, SourceFile, expression, substitute
 from flatout.tuner.patches.syntax import argument, call_of, names
 
 MAKERS = ("torch.tensor", "torch.as_tensor", "torch.LongTensor", "torch.FloatTensor")
 
 
-def rewrite(source: Source, lines: Sequence[int]) -> str:
+def rewrite(source: SourceFile, lines: Sequence[int]) -> str:
     otherwise = "no loop here makes tensors one by one and joins them"
     return rewrite_joined_lists(source, lines, _one, kinds=_all_kinds(source), otherwise=otherwise)
 
 
-def _all_kinds(source: Source) -> dict[str, str]:
+def _all_kinds(source: SourceFile) -> dict[str, str]:
     """Map all modules to their kinds: temporaries of a loop may call any module that is known to be pure."""
     found: dict[str, str] = {}
     for node in source.module.body:
@@ -34,7 +34,7 @@ def _all_kinds(source: Source) -> dict[str, str]:
     return found
 
 
-def _one(source: Source, found: JoinedList) -> cst.BaseExpression:
+def _one(source: SourceFile, found: JoinedList) -> cst.BaseExpression:
     made = _maker(source, found)
     element = argument(made, "data", 0)
     if element is None:
@@ -58,7 +58,7 @@ def _one(source: Source, found: JoinedList) -> cst.BaseExpression:
     return new
 
 
-def _maker(source: Source, found: JoinedList) -> cst.Call:
+def _maker(source: SourceFile, found: JoinedList) -> cst.Call:
     """Return the call that makes the tensor: the element, or the input of modules that treat rows alone."""
     node, kinds = found.element, module_kinds(source, found.call)
     while isinstance(node, cst.Call):

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.patch import Patch
-from flatout.tuner.patches.source import Refused, Replacement, Source, expression
+from flatout.tuner.patches.source import Refused, Replacement, SourceFile, expression
 from flatout.tuner.patches.syntax import argument, call_of, method_of, walk
 
 PIN_MEMORY_PLACE = 7
 
 
-def rewrite(source: Source, lines: Sequence[int]) -> str:
+def rewrite(source: SourceFile, lines: Sequence[int]) -> str:
     changes: dict[cst.CSTNode, Replacement] = {}
     loaders = 0
     for each in walk(source.module):
@@ -34,7 +34,7 @@ def rewrite(source: Source, lines: Sequence[int]) -> str:
     return source.replaced(changes)
 
 
-def _is_copy(source: Source, call: cst.Call, lines: Sequence[int]) -> bool:
+def _is_copy(source: SourceFile, call: cst.Call, lines: Sequence[int]) -> bool:
     here = source.line(call) in lines if lines else bool(source.loops_around(call))
     return here and len(call.args) <= 1 and argument(call, "non_blocking", 1) is None
 

@@ -15,16 +15,16 @@ import libcst as cst
 from flatout.tuner.patches.joined_lists import JoinedList, index_parts, rewrite_joined_lists
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import impure_part
-from flatout.tuner.patches.source import Refused, Source, expression
+from flatout.tuner.patches.source import Refused, SourceFile, expression
 from flatout.tuner.patches.syntax import names
 
 
-def rewrite(source: Source, lines: Sequence[int]) -> str:
+def rewrite(source: SourceFile, lines: Sequence[int]) -> str:
     otherwise = "no loop or comprehension here takes rows one by one and stacks them"
     return rewrite_joined_lists(source, lines, _one_index, kinds={}, otherwise=otherwise)
 
 
-def _one_index(source: Source, found: JoinedList) -> cst.BaseExpression:
+def _one_index(source: SourceFile, found: JoinedList) -> cst.BaseExpression:
     if found.joined != "stack":
         raise Refused("torch.cat joins the rows, which may have no axis of their own")
     parts = index_parts(found.element)

@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import libcst as cst
 
 from flatout.tuner.patches.patch import Patch
-from flatout.tuner.patches.source import Refused, Replacement, Source, expression, free_name, statements
+from flatout.tuner.patches.source import Refused, Replacement, SourceFile, expression, free_name, statements
 from flatout.tuner.patches.syntax import base_name, call_of, changed_names, dotted_name, names, walk
 
 
-def rewrite(source: Source, lines: Sequence[int]) -> str:
+def rewrite(source: SourceFile, lines: Sequence[int]) -> str:
     found: dict[cst.For, dict[str, list[cst.Subscript]]] = {}
     for each in walk(source.module):
         if isinstance(each, cst.Subscript) and (not lines or source.line(each) in lines):
@@ -51,7 +51,7 @@ def _counter(loop: cst.For) -> str | None:
     return None
 
 
-def _place(source: Source, node: cst.Subscript) -> tuple[cst.For, str] | None:
+def _place(source: SourceFile, node: cst.Subscript) -> tuple[cst.For, str] | None:
     """Return (the loop whose counter selects the row, all rows as text) of `x[:, t]`, `x[t]`, `x[b, t]`."""
     owner = dotted_name(node.value)
     parent = source.parent(node)

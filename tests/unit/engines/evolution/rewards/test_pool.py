@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from flatout.engines.evolution.rewards.bleu import Bleu
-from flatout.engines.evolution.rewards.kinds import ExactMatch, Reward, Row
+from flatout.engines.evolution.rewards.kinds import AnsweredRow, ExactMatch, Reward
 from flatout.engines.evolution.rewards.pool import MOST_ROWS, START_LIMIT_S, RewardPool, RewardScores
 from flatout.ground.errors import BadInput, ChildDied
 
@@ -51,7 +51,7 @@ class Together:
     def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:
         return misbehaves(completion, answer)
 
-    def score_rows(self, rows: list[Row]) -> list[float]:
+    def score_rows(self, rows: list[AnsweredRow]) -> list[float]:
         return [misbehaves(*row) + 100.0 for row in rows]
 
 
@@ -74,7 +74,7 @@ class CheapPid:
         return os.getpid()
 
 
-def rows_of(*completions: str) -> list[Row]:
+def rows_of(*completions: str) -> list[AnsweredRow]:
     return [(completion, {"value": str(index)}) for index, completion in enumerate(completions)]
 
 

@@ -18,7 +18,7 @@ from flatout.engines.steering.search.halving import Halving
 from flatout.engines.steering.search.space import Space
 from flatout.engines.steering.search.test_winner import encode_neutral, measure_harm, retest_trial
 from flatout.engines.steering.trials.packed_trials import PackedTrials
-from flatout.engines.steering.trials.scoring import Judged, MultipleChoice, OnScore, Row, Score
+from flatout.engines.steering.trials.scoring import Judged, MultipleChoice, OnScore, Score, TrialRow
 from flatout.engines.steering.trials.trial_engine import TrialEngine
 from flatout.ground.errors import BadInput
 from tests.support.multiplex import prompts_of
@@ -40,7 +40,7 @@ class Computed:
     def recipe(self) -> Mapping[str, str]:
         return {"score": "computed"}
 
-    def score(self, engine: TrialEngine, rows: Sequence[Row], *, on_score: OnScore) -> None:
+    def score(self, engine: TrialEngine, rows: Sequence[TrialRow], *, on_score: OnScore) -> None:
         for number, (steering, question) in enumerate(rows):
             if self.limit is not None and len(self.rows) >= self.limit:
                 raise KeyboardInterrupt

@@ -12,8 +12,8 @@ from flatout.engines.steering.trials.packed_trials import PackedTrials
 from flatout.engines.steering.trials.scoring import (
     Judged,
     MultipleChoice,
-    Row,
     Score,
+    TrialRow,
     choices_of,
     encode_prompts,
     find_judge,
@@ -23,12 +23,12 @@ from tests.support.multiplex import reference_tokens
 from tests.support.steering import model, questions, tokenizer, vectors
 
 
-def rows() -> list[Row]:
+def rows() -> list[TrialRow]:
     trial = Trial(number=0, layer=2, method="planted", strength=0.5, where="last-and-generated")
     return [(one, question) for question in questions(5) for one in (None, steering_of(trial, vectors()))]
 
 
-def scores(scorer: MultipleChoice | Judged, asked: list[Row]) -> list[Score]:
+def scores(scorer: MultipleChoice | Judged, asked: list[TrialRow]) -> list[Score]:
     found: dict[int, Score] = {}
     scorer.score(PackedTrials(model(), slots=4, max_tokens=64), asked, on_score=found.__setitem__)
     return [found[number] for number in range(len(asked))]
@@ -69,7 +69,7 @@ def test_a_judge_reads_the_generated_text() -> None:
             raise ValueError("no answer")
         return math.inf if question == questions(3)[2] else float(words[0][1:])
 
-    asked: list[Row] = [(None, question) for question in questions(4)]
+    asked: list[TrialRow] = [(None, question) for question in questions(4)]
     found = scores(Judged(tokenizer(), judge, name="first word", max_new_tokens=3), asked)
     for score, prompt in zip(
         found, encode_prompts([one.prompt for one in questions(4)], tokenizer()), strict=True

@@ -13,7 +13,7 @@ import pytest
 from flatout.engines.steering.workers.placement import GpuRoom, Placement
 from flatout.engines.steering.workers.worker_processes import (
     SUPERVISED,
-    Ended,
+    EndedWorker,
     WorkerPlan,
     WorkerProcesses,
     plan_workers,
@@ -35,7 +35,7 @@ def plans(*arguments: str) -> list[WorkerPlan]:
     ]
 
 
-def run(code: str, made: Sequence[WorkerPlan]) -> tuple[list[Ended], list[str]]:
+def run(code: str, made: Sequence[WorkerPlan]) -> tuple[list[EndedWorker], list[str]]:
     said: list[str] = []
     with WorkerProcesses(python(code), made, on_progress=said.append) as workers:
         return workers.wait(), said
@@ -59,7 +59,7 @@ def test_each_sees_its_own_gpus_and_cores() -> None:
 def test_what_workers_say_is_relayed_with_their_names() -> None:
     code = "import os, sys; print(f'flatout: {os.environ[\"NUMBER\"]} {sys.argv[1]}', file=sys.stderr)"
     ended, said = run(code, plans("a", "b"))
-    assert ended == [Ended(name="0", code=0), Ended(name="1", code=0)]
+    assert ended == [EndedWorker(name="0", code=0), EndedWorker(name="1", code=0)]
     assert {"worker 0: 0 a", "worker 1: 1 b"} <= set(said)
 
 

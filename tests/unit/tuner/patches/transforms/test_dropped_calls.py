@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.patches.transforms.dropped_calls import PATCH
 from tests.unit.tuner.patches.test_patch import rewrite
 
@@ -32,4 +32,4 @@ def test_debugging_is_left_out_of_loops() -> None:
 def test_a_wait_that_a_clock_needs_stays() -> None:
     text = "for x in y:\n    a = time.perf_counter()\n    torch.cuda.synchronize()\n"
     with pytest.raises(Refused, match="debugging"):
-        PATCH.rewrite(Source(text), ())
+        PATCH.rewrite(SourceFile(text), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.patches.transforms.foreach_average import PATCH
 from tests.unit.tuner.patches.test_patch import compiled, rewrite
 
@@ -51,4 +51,4 @@ def test_weights_are_the_same(way: str) -> None:
 )
 def test_other_updates_are_refused(way: str) -> None:
     with pytest.raises(Refused):
-        PATCH.rewrite(Source(f"{HEAD}{way}\n"), ())
+        PATCH.rewrite(SourceFile(f"{HEAD}{way}\n"), ())

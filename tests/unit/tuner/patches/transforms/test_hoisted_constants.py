@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.patches.transforms.hoisted_constants import PATCH
 from tests.unit.tuner.patches.test_patch import compiled, rewrite
 
@@ -56,7 +56,7 @@ def test_what_changes_in_the_loop_stays_there(old: str, new: str) -> None:
     assert old in TEXT
     text = TEXT.replace(old, new)
     try:
-        changed = PATCH.rewrite(Source(text), ())
+        changed = PATCH.rewrite(SourceFile(text), ())
     except Refused:
         return
     before = changed[: changed.index("for b in")]
@@ -70,4 +70,6 @@ def test_a_tensor_that_is_stored_or_filled_stays_in_the_loop() -> None:
         "f(torch.zeros(3))",
     ):
         with pytest.raises(Refused, match="stays the same"):
-            PATCH.rewrite(Source(f"import torch\ndef g(out):\n    for i in range(9):\n        {body}\n"), ())
+            PATCH.rewrite(
+                SourceFile(f"import torch\ndef g(out):\n    for i in range(9):\n        {body}\n"), ()
+            )

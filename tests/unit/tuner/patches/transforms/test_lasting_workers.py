@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.patches.transforms.lasting_workers import PATCH
 from tests.unit.tuner.patches.test_patch import rewrite
 
@@ -19,4 +19,4 @@ def test_workers_stay_where_there_are_any() -> None:
 @pytest.mark.parametrize("given", ["", ", num_workers=0", ", num_workers=2, persistent_workers=p", ", **kw"])
 def test_a_loader_without_workers_to_keep_is_refused(given: str) -> None:
     with pytest.raises(Refused, match="starts its workers again"):
-        PATCH.rewrite(Source(f"DataLoader(d{given})\n"), ())
+        PATCH.rewrite(SourceFile(f"DataLoader(d{given})\n"), ())

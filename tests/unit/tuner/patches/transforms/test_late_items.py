@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.patches.transforms.late_items import PATCH
 from tests.unit.tuner.patches.test_patch import compiled, rewrite
 
@@ -56,4 +56,6 @@ def test_what_cannot_be_followed_is_refused(old: str, new: str, words: str) -> N
     assert old in TEXT
     text = TEXT.replace(old, new, 1)
     with pytest.raises(Refused, match=words):
-        PATCH.rewrite(Source(text), (next(n for n, x in enumerate(text.split("\n"), 1) if "loss.item" in x),))
+        PATCH.rewrite(
+            SourceFile(text), (next(n for n, x in enumerate(text.split("\n"), 1) if "loss.item" in x),)
+        )

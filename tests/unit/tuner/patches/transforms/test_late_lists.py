@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.patches.transforms.late_lists import PATCH
 from tests.unit.tuner.patches.test_patch import compiled, rewrite
 
@@ -46,4 +46,4 @@ def test_what_cannot_be_followed_is_refused(old: str, new: str, words: str) -> N
     if old:
         text = text.replace("    losses, said = [], []\n", "    said = []\n")
     with pytest.raises(Refused, match=words):
-        PATCH.rewrite(Source(text), ())
+        PATCH.rewrite(SourceFile(text), ())

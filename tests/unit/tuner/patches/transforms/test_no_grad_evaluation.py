@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.patches.transforms.no_grad_evaluation import PATCH
 from tests.unit.tuner.patches.test_patch import compiled, rewrite
 
@@ -41,7 +41,7 @@ def test_a_name_that_only_holds_numbers_is_a_number() -> None:
     new = TEXT.replace(returned, "share = hits / len(batches)\n        return share, hits")
     assert "@torch.no_grad()" in rewrite(PATCH, new)
     with pytest.raises(Refused, match="may need its gradient"):
-        PATCH.rewrite(Source(new.replace("hits += (y > 0).sum().item()", "hits += y.sum()")), ())
+        PATCH.rewrite(SourceFile(new.replace("hits += (y > 0).sum().item()", "hits += y.sum()")), ())
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,4 @@ def test_a_name_that_only_holds_numbers_is_a_number() -> None:
 def test_what_may_learn_is_refused(old: str, new: str, words: str) -> None:
     assert old in TEXT
     with pytest.raises(Refused, match=words):
-        PATCH.rewrite(Source(TEXT.replace(old, new)), ())
+        PATCH.rewrite(SourceFile(TEXT.replace(old, new)), ())

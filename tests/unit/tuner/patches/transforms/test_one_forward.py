@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.patches.transforms.one_forward import PATCH
 from tests.unit.tuner.patches.test_patch import compiled, rewrite
 
@@ -44,4 +44,4 @@ def test_the_planted_loop_becomes_one_call() -> None:
 )  # fmt: skip
 def test_other_loops_are_refused(way: str) -> None:
     with pytest.raises(Refused):
-        PATCH.rewrite(Source(f"import torch\ndef run(model, x):\n    return torch.cat({way})\n"), ())
+        PATCH.rewrite(SourceFile(f"import torch\ndef run(model, x):\n    return torch.cat({way})\n"), ())

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.patches.transforms.one_gather import PATCH
 from tests.unit.tuner.patches.test_patch import compiled, rewrite
 
@@ -146,4 +146,4 @@ def test_what_cannot_be_seen_is_refused(old: str, new: str, words: str) -> None:
     text = HEAD + NESTED
     assert old in text
     with pytest.raises(Refused, match=words):
-        PATCH.rewrite(Source(text.replace(old, new)), ())
+        PATCH.rewrite(SourceFile(text.replace(old, new)), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.patches.transforms.one_tensor import PATCH
 from tests.unit.tuner.patches.test_patch import compiled, rewrite
 
@@ -67,4 +67,4 @@ def test_what_cannot_be_seen_is_refused(old: str, new: str, words: str) -> None:
     text = MODEL + VARIANTS["nested loops"]
     assert old in text
     with pytest.raises(Refused, match=words):
-        PATCH.rewrite(Source(text.replace(old, new)), ())
+        PATCH.rewrite(SourceFile(text.replace(old, new)), ())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.patches.transforms.pinned_copies import PATCH
 from tests.unit.tuner.patches.test_patch import rewrite
 
@@ -30,4 +30,4 @@ def test_loader_and_copies_change_together_and_keep_their_layout() -> None:
 def test_a_file_without_a_loader_is_refused() -> None:
     for text in ("for x in y:\n    x.to(device)\n", "DataLoader(d, pin_memory=False)\n", "DataLoader(*a)\n"):
         with pytest.raises(Refused, match="no DataLoader"):
-            PATCH.rewrite(Source(text), ())
+            PATCH.rewrite(SourceFile(text), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.patches.transforms.rows_at_once import PATCH
 from tests.unit.tuner.patches.test_patch import LOOP, compiled, rewrite
 
@@ -64,4 +64,4 @@ def test_rows_and_gradients_are_the_same(name: str) -> None:
 def test_what_cannot_be_seen_is_refused(old: str, new: str, words: str) -> None:
     assert old in LOOP
     with pytest.raises(Refused, match=words):
-        PATCH.rewrite(Source(LOOP.replace(old, new)), ())
+        PATCH.rewrite(SourceFile(LOOP.replace(old, new)), ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from flatout.tuner.patches.source import Refused, Source
+from flatout.tuner.patches.source import Refused, SourceFile
 from flatout.tuner.patches.transforms.unbound_rows import PATCH
 from tests.unit.tuner.patches.test_patch import compiled, rewrite
 
@@ -60,4 +60,4 @@ def test_states_and_gradients_are_the_same(text: str) -> None:
 def test_a_tensor_that_changes_or_another_index_is_refused(old: str, new: str) -> None:
     assert old in LOOP
     with pytest.raises(Refused):
-        PATCH.rewrite(Source(LOOP.replace(old, new)), ())
+        PATCH.rewrite(SourceFile(LOOP.replace(old, new)), ())
