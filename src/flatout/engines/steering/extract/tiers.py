@@ -27,7 +27,7 @@ class Tier:
 
     def __post_init__(self) -> None:
         if self.budget_bytes < 0:
-            raise BadInput(f"the budget of tier {self.device} is below 0: {self.budget_bytes} bytes")
+            raise BadInput(f"the budget of tier {self.device} is {self.budget_bytes} bytes, below 0")
         kind = torch.device(self.device).type
         if kind == "cuda" and not torch.cuda.is_available():
             raise BadInput(f"tier {self.device}: torch sees no GPU", hint='use Tier(device="cpu", ...)')
