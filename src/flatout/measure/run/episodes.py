@@ -45,6 +45,7 @@ FEWEST_LOOKS = 3  # for a cause to count
 LATE_S = 0.001  # a sample this late shows what came before the line that it found
 LEAST_TYPICAL = 0.002  # of the samples in typical steps, for a line to belong to them
 ALIKE = math.log(1.5)  # the largest ratio between the excesses of similar long steps
+LEAST_WITH_EPOCH = 0.9  # of its steps
 UNLIKE = 10.0  # added to the distance of two long steps if only one begins an epoch or calls more models
 MOST_EPISODES = 20
 EVALUATES = re.compile(r"eval|valid|test|score|metric|loss|accura|perplex", re.IGNORECASE)
@@ -107,10 +108,16 @@ class CauseTally:
     steps: set[int] = field(default_factory=set)
     looks: list[Look] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
-    with_epoch: bool = True  # always in the first step of a training epoch
+    num_with_epoch: int = 0  # in the first step of a training epoch
+    served_in: set[str] = field(default_factory=set)  # arms in which it got kept batches
     in_warm_up: bool = True  # always
     more_calls: bool = False
     loads: bool = False
+
+    @property
+    def with_epoch(self) -> bool:
+        """Return whether it comes with each epoch; a step or two may be divided wrongly."""
+        return self.num_with_epoch >= LEAST_WITH_EPOCH * len(self.steps)
 
     def note(self, look: Look, cause: Cause) -> None:
         self.looks.append(look)
@@ -142,7 +149,7 @@ def find_episodes(
     """
     looks = list(looks)
     timed = [row for row in rows if row.arm not in INSTRUMENTS or row.arm in COUNTED]
-    num_steps = sum(row.arm in (*COUNTED, WARM_UP) for row in timed)
+    num_of_arm = Counter(row.arm for row in timed)
     for row in timed:  # more is known than at the last call
         row.apart = False
     long = list(_long_steps(timed, seconds or {}))
@@ -165,7 +172,8 @@ def find_episodes(
         # epochs may all have ended in arms, which tell less exactly what an evaluation takes
         in_arms = _tally(long, typical, lambda step: not step.is_served) if known else {}
         for cause, of_arms in in_arms.items():
-            tally, among = (whole[cause], num_steps) if whole[cause].steps else (of_arms, len(timed))
+            tally, arms = (whole[cause], (*COUNTED, WARM_UP)) if whole[cause].steps else (of_arms, num_of_arm)
+            among = sum(num_of_arm[arm] for arm in arms if arm not in tally.served_in)
             if tally.steps:
                 episode = _episode(cause, tally, among, steps_per_epoch, has_loader=has_loader)
                 found += [episode] if not tally.in_warm_up or episode.kind in MAY_COME_AGAIN else []
@@ -305,9 +313,11 @@ def _tally(
             if own is None and cause != main:
                 continue  # one of several that it may hold, and not the likeliest
             step.row.apart |= len(tally.looks) >= FEWEST_LOOKS
+            if step.is_served:
+                tally.served_in.add(step.row.arm)
             if counts:
                 tally.steps.add(step.row.index)
-                tally.with_epoch &= step.row.begins_epoch
+                tally.num_with_epoch += step.row.begins_epoch
                 tally.in_warm_up &= step.row.arm == WARM_UP
                 tally.more_calls |= step.more_calls
     return tallies

@@ -157,8 +157,33 @@ def test_an_evaluation_on_kept_batches_is_not_what_it_takes() -> None:
             run.look(MAIN, CALLS, INSIDE, at_s=start_s + 1e-3 + took_s / 4 * number)
     run.steps(5)
     (found,) = run.episodes(steps_per_epoch=100.0)
-    assert (found.kind, found.times, found.num_steps) == ("evaluation", 1, 25)
+    assert (found.kind, found.times, found.num_steps) == ("evaluation", 1, 15)
     assert found.per_step_s == pytest.approx(0.4 / 100)
+
+
+def test_steps_whose_evaluations_do_not_count_do_not_dilute_the_others() -> None:
+    run = Run()
+    for arm, took_s in (("real", 0.4), ("cached", 0.05), ("real", 0.4), ("cached", 0.05)):
+        run.steps(9)
+        for row in run.rows[-9:]:
+            row.arm = arm
+        start_s, _ = run.step(took_s + STEP_S, arm=arm, num_batches=50, num_forwards=9)
+        for number in range(4):
+            run.look(MAIN, CALLS, INSIDE, at_s=start_s + 1e-3 + took_s / 4 * number)
+    (found,) = run.episodes()
+    assert (found.times, found.num_steps) == (2, 20)
+    assert found.per_step_s == pytest.approx(0.4 / 10)
+
+
+def test_one_step_that_was_divided_wrongly_does_not_hide_that_a_cause_comes_with_the_epoch() -> None:
+    run = evaluated(10, 19, epoch_start=True, begins_epoch=True)
+    start_s, _ = run.step(0.4 + STEP_S, num_forwards=9)
+    for number in range(10):
+        run.look(MAIN, CALLS, INSIDE, at_s=start_s + 1e-3 + 0.04 * number)
+    run.steps(10)
+    (found,) = run.episodes(steps_per_epoch=200.0)
+    assert found.times == 20 and found.with_epoch
+    assert found.per_step_s == pytest.approx(0.4 / 200)
 
 
 @pytest.mark.parametrize(("function", "num"), [("evaluate", 1), ("make_cache", 0)])
