@@ -17,7 +17,7 @@ import psutil
 
 MARK = "FLATOUT_TEST_RUN"
 # Blocks of few steps: they show what a job does, not how much faster an arm is.
-BRIEF = {"MOST_STEPS_PER_BLOCK": 6, "MOST_ROUNDS": 3, "ENOUGH_REAL_STEPS": 40}
+BRIEF = {"MOST_STEPS_PER_BLOCK": 6, "MOST_ROUNDS": 3, "ENOUGH_REAL_STEPS": 40, "ENOUGH_LOOKS_S": 0.0}
 # Rounds without end, for a job that a test ends: no arm is ever settled.
 ENDLESS = {"MOST_ROUNDS": 1_000_000, "GAIN": 0, "NARROW": 0}
 

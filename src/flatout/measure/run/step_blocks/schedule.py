@@ -32,6 +32,7 @@ LONGER = 6  # times as many steps at most, in the block of a fast arm
 STACKS_S, MOST_STACK_STEPS = 1.0, 100  # a hundred to a thousand samples
 MOST_LOOKING = 0.1  # of the time, for sampling
 ENOUGH_REAL_S, ENOUGH_REAL_STEPS = 3.0, 200
+ENOUGH_LOOKS_S, MOST_REAL_STEPS = 2.0, 3000  # of short steps: samples that find what comes once in many
 ATTRIBUTION_S, MOST_ATTRIBUTED_STEPS = 0.4, 8  # the instrument slows them tenfold
 FEWEST_ROUNDS, MOST_ROUNDS, ROUNDS_TARGET_S = 3, 6, 6.0
 # roughly: how much a pass slows a step, and its fixed cost: a profiler starts, all objects are walked
@@ -141,8 +142,9 @@ def last_steps(num_seen: int, *, seen_s: float, seconds_left: float) -> int:
     """Return how many more real steps to take at the end, after `num_seen` steps in `seen_s`."""
     if not num_seen or seen_s <= 0:
         return 0
-    left_s = min(ENOUGH_REAL_S - seen_s, seconds_left)
-    return max(0, min(ENOUGH_REAL_STEPS - num_seen, math.floor(left_s / (seen_s / num_seen))))
+    left_s, step_s = min(ENOUGH_REAL_S - seen_s, seconds_left), seen_s / num_seen
+    enough = max(ENOUGH_REAL_STEPS, min(MOST_REAL_STEPS, math.ceil(ENOUGH_LOOKS_S / step_s)))
+    return max(0, min(enough - num_seen, math.floor(left_s / step_s)))
 
 
 def plan_rounds(step_s: float, *, seconds: float, labels: Iterable[str]) -> list[StepBlock]:

@@ -294,7 +294,9 @@ def test_steps_that_never_settle_are_measured_all_the_same() -> None:
     ("num_seen", "seen_s", "seconds_left", "more"),
     [
         (4, 0.4, 50.0, 26),  # three seconds are enough
-        (4, 0.004, 50.0, 196),  # and so are two hundred steps
+        (4, 0.06, 50.0, 196),  # and so are two hundred steps
+        (4, 0.004, 50.0, 1996),  # short ones last two seconds, for enough samples of the stack
+        (4, 0.0004, 50.0, 2996),  # or are very many
         (4, 0.4, 1.0, 10),  # that is all the time there is
         (4, 8.0, 50.0, 0),
         (0, 0.0, 50.0, 0),
