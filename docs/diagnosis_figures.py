@@ -215,7 +215,10 @@ def peers(folder: Path) -> str:
         rows = [f"| tool | scripts | {' | '.join(sums)} |", f"|---|{'--:|' * (len(sums) + 1)}"]
         notes = []
         for tool in there["tools"]:
-            cells = [tool.get("cannot") or _sum(tool[name]) for name in sums]
+            if tool.get("cannot"):
+                notes.append(f"{tool['tool']} did not run: {tool['cannot']}.")
+                continue
+            cells = [_sum(tool[name]) for name in sums]
             rows.append(f"| {tool['tool']} | {tool['scripts']} | {' | '.join(cells)} |")
             if tool.get("without_answer"):
                 reasons = "; ".join(f"{case}: {why}" for case, why in tool["without_answer"].items())
