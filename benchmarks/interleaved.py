@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import platform
 import time
@@ -69,6 +70,24 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="few rounds, to see that it runs")
     parser.add_argument("--save", action="store_true", help="write results/SUBJECT_HARDWARE_DATE.json")
     return parser
+
+
+class ResultFile:
+    """SUBJECT_HARDWARE_DATE.json of one run, which leaves that of another run of the day as it is."""
+
+    def __init__(self, folder: Path | None, *, subject: str, result: Mapping[str, Any]) -> None:
+        self.result, self.path = result, None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            hardware = "".join(c if c.isalnum() else "-" for c in str(result["hardware"]).lower())
+            stem = f"{subject}_{hardware}_{result['date']}"
+            names = (f"{stem}{'' if run == 1 else f'-{run}'}.json" for run in itertools.count(1))
+            self.path = next(folder / name for name in names if not (folder / name).exists())
+
+    def write(self) -> None:
+        """Keep what is known so far: a run that is cut short leaves what it has."""
+        if self.path is not None:
+            self.path.write_text(json.dumps(self.result, indent=1) + "\n", encoding="utf-8")
 
 
 def report(subject: str, rows: Mapping[str, Any], *, folder: Path, save: bool) -> None:

@@ -1,11 +1,11 @@
 """One figure of several runs that differ by their seed: its mean, with the 95 % interval of Student's t.
 
     python benchmarks/seeds.py runs/seed-*/evaluation.json --figure routing/accuracy_share \
-        --figure scores/1/by_task/qa/f1 --save benchmarks/adapters/results/real-seeds_nvidia-h200.json
+        --figure 'scores/*/by_task/*/*' --save benchmarks/adapters/results/real-seeds_nvidia-h200.json
     python benchmarks/seeds.py learn-arithmetic-seed*.json --figure curve/-1/held_out
 
-A figure is named by the keys on its way into the JSON file; a number counts into a list.  Of two or three
-runs the interval is wide, and that is the point: one run says nothing of the next.
+A figure is named by the keys on its way into the JSON file; a number counts into a list, and `*` is every key
+there.  Of two or three runs the interval is wide, and that is the point: one run says nothing of the next.
 """
 
 from __future__ import annotations
@@ -28,10 +28,22 @@ def mean_interval(values: list[float]) -> dict[str, Any]:
     return {"mean": mean, "low": mean - half, "high": mean + half, "values": values}
 
 
-def figure_in(document: Any, path: str) -> float:
-    for key in path.split("/"):
-        document = document[int(key)] if isinstance(document, list) else document[key]
-    return float(document)
+def figures_in(document: Any, pattern: str) -> dict[str, float]:
+    """Return the numbers at the paths of a pattern, in which `*` is every key."""
+    found = {"": document}
+    for wanted in pattern.split("/"):
+        found = {
+            f"{path}/{key}" if path else str(key): inner[key]
+            for path, inner in found.items()
+            for key in _keys(inner, wanted)
+        }
+    return {path: float(value) for path, value in found.items() if isinstance(value, int | float)}
+
+
+def _keys(document: Any, wanted: str) -> list[Any]:
+    if isinstance(document, list):
+        return list(range(len(document))) if wanted == "*" else [int(wanted)]
+    return list(document) if wanted == "*" else [wanted]
 
 
 def main() -> None:
@@ -45,9 +57,11 @@ def main() -> None:
     if len(options.files) not in QUANTILES:
         parser.error(f"{len(options.files)} files; give 2 to {max(QUANTILES)}")
     documents = [json.loads(path.read_text(encoding="utf-8")) for path in options.files]
-    found = {
-        path: mean_interval([figure_in(document, path) for document in documents]) for path in options.figure
-    }
+    known = [
+        {path: value for pattern in options.figure for path, value in figures_in(document, pattern).items()}
+        for document in documents
+    ]
+    found = {path: mean_interval([figures[path] for figures in known]) for path in known[0]}
     for path, one in found.items():
         print(f"{path:<44} {one['mean']:.4g} [{one['low']:.4g}, {one['high']:.4g}]  {one['values']}")
     result = {"benchmark": "seeds", "files": [str(path) for path in options.files], "figures": found}

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tables import fill
+from tables import fill, in_order
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "adapters" / "results"
 MODELS = {"minilm": "MiniLM", "roberta-base": "RoBERTa-base"}
@@ -32,7 +32,7 @@ def speed(folder: Path) -> str:
     ]
     for shape, name in MODELS.items():
         latest: dict[tuple[str, int], Result] = {}
-        for path in sorted(folder.glob(f"adapters-{shape}_*.json")):
+        for path in in_order(folder, f"adapters-{shape}_*.json"):
             result = json.loads(path.read_text(encoding="utf-8"))
             shown = result["shapes"][0]
             subject = f"{name}{'' if shown['real_weights'] else ', random weights'}, {result['hardware']}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tables import fill
+from tables import fill, in_order
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "steering" / "results"
 # The folder that `flatout fetch smollm2` writes.
@@ -68,6 +68,13 @@ LINES = (
         "the same, halved",
         "100",
     ),
+    (
+        "search",
+        "search, halved in two brackets",
+        f"{ALONE}, transformers' generate and Optuna",
+        "the same, halved in two brackets",
+        "100",
+    ),
     ("choices", "packed", "trials per hour", "trials per hour, judged by two answers", ""),
     ("choices", "packed", f"{ALONE}, the model's own forward", f"{ALONE}, the model's forward", ""),
     ("choices", "packed", f"{ALONE}, this engine", f"{ALONE}, this engine", ""),
@@ -84,7 +91,7 @@ def with_tables(markdown: str, *, folder: Path = RESULTS) -> str:
 def latest(folder: Path, pattern: str) -> list[Result]:
     """The latest result of each subject and hardware; names end in the date, so order is age."""
     found: dict[str, Path] = {}
-    for path in sorted(folder.glob(pattern)):
+    for path in in_order(folder, pattern):
         found[path.stem.rsplit("_", 1)[0]] = path
     return [json.loads(path.read_text(encoding="utf-8")) for path in found.values()]
 
@@ -92,7 +99,8 @@ def latest(folder: Path, pattern: str) -> list[Result]:
 def speed(folder: Path) -> str:
     """One column for each model and hardware, of the latest run of each section."""
     found: dict[str, dict[str, list[Result]]] = {}
-    for result in sorted(latest(folder, "steering-*.json"), key=lambda one: str(one["date"])):
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in in_order(folder, "steering-*.json")]
+    for result in sorted(results, key=lambda one: str(one["date"])):
         for model, sections in by_model(result):
             found.setdefault(f"{model}, {result['hardware']}", {}).update(sections)
     columns = list(found.items())

@@ -41,6 +41,11 @@ def fill(markdown: str, tables: Tables, *, owner: str, folder: Path) -> str:
     return mark.sub(table, markdown)
 
 
+def in_order(folder: Path, pattern: str) -> list[Path]:
+    """List result files by age, as their names say it: they end in the date, or in the date and `-2`."""
+    return sorted(folder.glob(pattern), key=lambda path: path.stem)
+
+
 def current() -> dict[Path, str]:
     """Return what each page, and each picture of one, should hold."""
     if str(DOCS) not in sys.path:

@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 import ladder as ladder_arms  # noqa: E402
 from arms import Fused, Peft, Recorded, Sequential, batches  # noqa: E402
 from cached import phase_two  # noqa: E402
-from interleaved import cpu_name, ratio  # noqa: E402
+from interleaved import ResultFile, cpu_name, ratio  # noqa: E402
 from limits import reachable, step_bytes, step_flops, wait  # noqa: E402
 from models import RANKS, SHAPES, build  # noqa: E402
 
@@ -294,23 +294,15 @@ def main() -> None:
         "peaks": peaks,
         "shapes": [],
     }
+    file = ResultFile(options.save, subject=f"adapters-{'-'.join(options.shape)}", result=result)
     print(f"one large product: {peaks['product_flops_per_s'] / 1e12:.1f} TFLOP/s", flush=True)
     print(f"one large copy: {peaks['copy_bytes_per_s'] / 1e12:.2f} TB/s", flush=True)
     for name in options.shape:
         print(name, flush=True)
         result["shapes"].append(one_shape(name, options, peaks))
         release(options.device)
-        if options.save is not None:
-            keep(result, options)
+        file.write()
     print(json.dumps(result))
-
-
-def keep(result: Mapping[str, Any], options: argparse.Namespace) -> None:
-    """Write what is known so far."""
-    options.save.mkdir(parents=True, exist_ok=True)
-    slug = "".join(c if c.isalnum() else "-" for c in str(result["hardware"]).lower())
-    path = options.save / f"adapters-{'-'.join(options.shape)}_{slug}_{result['date']}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ original      a member's weights are written, its prompts answered one after ano
 + compile     the same with a static cache, the steps after the prompt compiled by `generate` itself
 one forward   Eggroll: all members in one batch, noise and update included
 
-Every arm answers `--prompts` prompts of `--prompt` tokens with `--new` tokens per member, greedily.  Arms
-that go member by member run `--timed` members a round; *samples* are completions that were made.  A rung
-that takes longer than `--limit` seconds a round, compiling included, is named and left out.
+Every arm answers `--prompts` prompts of `--prompt` tokens with `--new` tokens per member, greedily: one
+member or all of them, and again until `--seconds` of the round are over, since NVML looks only a few times
+a second.  *Samples* are completions that were made.  A rung that takes longer than `--limit` seconds a round,
+compiling included, is named and left out.
 Utilisation is the mean share of time in which NVML saw a kernel (a low bar: one small kernel clears it), on
 a CPU the share of the cores.
 """
@@ -38,7 +39,7 @@ import torch
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
-from interleaved import cpu_name, ratio  # noqa: E402
+from interleaved import ResultFile, cpu_name, ratio  # noqa: E402
 from shapes import SHAPES, Shape, transformers_model  # noqa: E402
 
 import flatout  # noqa: E402
@@ -84,13 +85,8 @@ class OneByOne:
             # A static cache has one dtype; under autocast rotated keys would be fp32, values bf16.
             model.model.rotary_emb.register_forward_hook(as_bf16)
 
-    def epoch(self) -> int:
-        for _ in range(self.options.timed):
-            self._member()
-        return self.options.timed * sum(len(batch) for batch in self.batches)
-
     @torch.no_grad()
-    def _member(self) -> None:
+    def epoch(self) -> int:
         for weight in self.weights:
             left, right = (
                 torch.randn(size, 1, device=weight.device, dtype=weight.dtype) for size in weight.shape
@@ -109,6 +105,7 @@ class OneByOne:
                 )
         for weight, saved in zip(self.weights, self.saved, strict=True):
             weight.copy_(saved)
+        return sum(len(batch) for batch in self.batches)
 
 
 def compiling(kind: str) -> Any:
@@ -212,6 +209,7 @@ def climb(
     An arm that fails or takes too long is named, and the others go on; what is known is kept after each arm.
     """
     arms = arms_of(SHAPES[name], options, device)
+    rounds: dict[str, list[float]] = {arm: [] for arm in arms}
     seconds: dict[str, list[float]] = {arm: [] for arm in arms}  # a sample
     shares: dict[str, list[float]] = {arm: [] for arm in arms}
     failed: dict[str, str] = {}
@@ -226,31 +224,39 @@ def climb(
                 with limited(options.limit), watched(device, used):
                     samples = run.epoch()
                     _wait(device)
+                    while number and time.perf_counter() - start < options.seconds:
+                        samples += run.epoch()
+                        _wait(device)
             except FAILURES as error:
-                if arm == BASE:
-                    raise
                 failed[arm] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 continue
             taken = time.perf_counter() - start
             print(f"    round {number}, {arm}: {taken:.1f} s", file=sys.stderr, flush=True)
             if number:
+                rounds[arm].append(taken)
                 seconds[arm].append(taken / samples)
                 shares[arm] += used
-                known = [each for each in arms if seconds[each] or each in failed]
-                keep([row_of(each, seconds, shares, failed.get(each)) for each in known])
+            known = [each for each in arms if seconds[each] or each in failed]
+            keep([row_of(each, rounds, seconds, shares, failed.get(each)) for each in known])
 
 
 def row_of(
-    arm: str, seconds: Mapping[str, list[float]], shares: Mapping[str, list[float]], failed: str | None
+    arm: str,
+    rounds: Mapping[str, list[float]],
+    seconds: Mapping[str, list[float]],
+    shares: Mapping[str, list[float]],
+    failed: str | None,
 ) -> dict[str, Any]:
     if failed is not None:
         return {"arm": arm, "failed": failed}
-    taken, used = seconds[arm], shares[arm]
+    taken, used, base = seconds[arm], shares[arm], seconds[BASE]
+    both = min(len(taken), len(base))
     return {
         "arm": arm,
         "samples_per_s": 1 / statistics.median(taken),
-        "times_the_original": ratio(seconds[BASE][: len(taken)], taken),
+        "times_the_original": ratio(base[:both], taken[:both]) if both else None,
         "utilisation_share": statistics.mean(used) if used else None,
+        "round_s": statistics.median(rounds[arm]),
     }
 
 
@@ -265,9 +271,10 @@ def show(row: dict[str, Any]) -> None:
         return
     share, times = row["utilisation_share"], row["times_the_original"]
     used = "n/a" if share is None else f"{share:.0%}"
+    gain = "" if times is None else f"  {times['ratio']:>8.2f}x [{times['low']:.2f}, {times['high']:.2f}]"
     print(
-        f"    {row['arm']:<12} {row['samples_per_s']:>12,.1f} samples/s  {times['ratio']:>8.2f}x "
-        f"[{times['low']:.2f}, {times['high']:.2f}]  utilisation {used}",
+        f"    {row['arm']:<12} {row['samples_per_s']:>12,.1f} samples/s{gain}"
+        f"  utilisation {used} of rounds of {row['round_s']:.1f} s",
         flush=True,
     )
 
@@ -282,8 +289,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompts", type=int, default=8 if cuda else 4)
     parser.add_argument("--prompt", type=int, default=32 if cuda else 8)
     parser.add_argument("--new", type=int, default=64 if cuda else 8)
-    parser.add_argument("--timed", type=int, default=2, help="members a round of the arms that go one by one")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--seconds", type=float, default=4.0 if cuda else 0.0, help="a round of an arm takes at least so long"
+    )
     parser.add_argument("--limit", type=float, default=60, help="seconds a rung may take a round")
     parser.add_argument(
         "--mode", default="auto", help="of the one forward: auto, fused, graph, compiled, eager"
@@ -297,7 +306,7 @@ def main() -> None:
     options = parse()
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
-    told = ("population", "prompts", "prompt", "new", "timed", "rounds", "limit", "mode")
+    told = ("population", "prompts", "prompt", "new", "rounds", "seconds", "limit", "mode")
     result: dict[str, Any] = {
         "benchmark": "evolution-ladder",
         "hardware": torch.cuda.get_device_name() if cuda else cpu_name(),
@@ -308,7 +317,7 @@ def main() -> None:
         **{name: getattr(options, name) for name in told},
         "models": [],
     }
-    slug = "".join(c if c.isalnum() else "-" for c in str(result["hardware"]).lower())
+    file = ResultFile(options.save, subject=f"ladder-{'-'.join(options.models)}", result=result)
     for name in options.models:
         print(f"{name}, {options.population} members x {options.prompts} prompts", flush=True)
         found: dict[str, Any] = {"model": name, "arms": []}
@@ -316,10 +325,7 @@ def main() -> None:
 
         def keep(rows: list[dict[str, Any]], found: dict[str, Any] = found) -> None:
             found["arms"] = rows
-            if options.save is not None:
-                options.save.mkdir(parents=True, exist_ok=True)
-                path = options.save / f"ladder-{'-'.join(options.models)}_{slug}_{result['date']}.json"
-                path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            file.write()
 
         climb(name, options, device, keep)
         for row in found["arms"]:

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 sys.path[:0] = [str(Path(__file__).parents[1])]
-from interleaved import cpu_name  # noqa: E402
+from interleaved import ResultFile, cpu_name  # noqa: E402
 
 import flatout  # noqa: E402
 from flatout.engines.evolution import fitness  # noqa: E402
@@ -181,12 +181,11 @@ def main() -> None:
         "curve": search.curve,
     }
 
+    file = ResultFile(options.save, subject=f"learn-{options.task}-seed{options.seed}", result=result)
+
     def keep() -> None:
         result["epochs"] = result["curve"][-1]["epoch"]
-        if options.save is not None:
-            slug = str(result["hardware"]).lower().replace(" ", "-")
-            path = options.save / f"learn-{options.task}-seed{options.seed}_{slug}_{result['date']}.json"
-            path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        file.write()
 
     epochs = evolve(search, seconds=options.seconds, epochs=options.epochs, every=options.every, keep=keep)
     print(

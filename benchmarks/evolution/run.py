@@ -24,7 +24,7 @@ import torch
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 from arms import Load, Plain, Population, Swap, wait  # noqa: E402
-from interleaved import cpu_name, ratio  # noqa: E402
+from interleaved import ResultFile, cpu_name, ratio  # noqa: E402
 from limits import alone_s, peak_s  # noqa: E402
 from shapes import SHAPES, build  # noqa: E402
 
@@ -225,15 +225,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "models": [],
     }
-    slug = "".join(c if c.isalnum() else "-" for c in str(result["hardware"]).lower())
-
-    def keep() -> None:
-        """Written after every arm: a run that is cut short leaves what it has."""
-        if options.save is not None:
-            options.save.mkdir(parents=True, exist_ok=True)
-            path = options.save / f"evolution-{'-'.join(options.models)}_{slug}_{result['date']}.json"
-            path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-
+    file = ResultFile(options.save, subject=f"evolution-{'-'.join(options.models)}", result=result)
     for name in options.models:
         dtype = torch.bfloat16 if cuda else torch.float32
         decoder = build(SHAPES[name], device="cuda" if cuda else "cpu", dtype=dtype)
@@ -243,17 +235,17 @@ def main() -> None:
             entry: dict[str, Any] = {"model": name, "rows": rows, "arms": [], "swap": []}
             result["models"].append(entry)
             with torch.no_grad():
-                measure(decoder, load, options, entry=entry, keep=keep)
+                measure(decoder, load, options, entry=entry, keep=file.write)
                 if rows == options.rows[0]:
                     if cuda and options.peers:
                         entry.update(peers(decoder, name, load))
-                    swaps(decoder, load, options, entry=entry, keep=keep)
+                    swaps(decoder, load, options, entry=entry, keep=file.write)
         del decoder
         gc.collect()
         if cuda:
             torch.cuda.empty_cache()
     print(json.dumps(result))
-    keep()
+    file.write()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from triton.errors import TritonError
 
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+from interleaved import ResultFile  # noqa: E402
 from shapes import SHAPES, build  # noqa: E402
 
 import flatout  # noqa: E402
@@ -167,15 +168,12 @@ def main() -> None:
         "replays": REPLAYS,
         "rows": [],
     }
-    slug = "".join(c if c.isalnum() else "-" for c in str(result["hardware"]).lower())
+    file = ResultFile(options.save, subject=f"tiles-{options.model}", result=result)
 
     def keep(row: dict[str, Any]) -> None:
         result["rows"].append(row)
         show(row)
-        if options.save is not None:
-            options.save.mkdir(parents=True, exist_ok=True)
-            path = options.save / f"tiles-{options.model}_{slug}_{result['date']}.json"
-            path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        file.write()
 
     decoder = build(SHAPES[options.model], device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():

@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 from extraction import extraction, storing  # noqa: E402
 from generation import Load, choices, steered, trials  # noqa: E402
-from interleaved import cpu_name  # noqa: E402
+from interleaved import ResultFile, cpu_name  # noqa: E402
 from racing import FAILURES, show  # noqa: E402
 from searching import searches  # noqa: E402
 from subjects import open_subject  # noqa: E402
@@ -156,16 +156,12 @@ def main() -> None:
         "seconds": options.seconds,
         "sections": [],
     }
-    slug = "".join(c if c.isalnum() else "-" for c in str(result["hardware"]).lower())
     names = "-".join(Path(name).name for name in options.models)
+    file = ResultFile(options.save, subject=f"steering-{names}", result=result)
 
     def keep(section: dict[str, Any]) -> None:
-        """Written after every section: a run that is cut short leaves what it has."""
         result["sections"].append(section)
-        if options.save is not None:
-            options.save.mkdir(parents=True, exist_ok=True)
-            path = options.save / f"steering-{names}_{slug}_{result['date']}.json"
-            path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        file.write()
 
     for name in options.models:
         measure(name, options, keep)

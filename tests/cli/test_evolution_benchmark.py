@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,6 @@ def test_learning_is_bound_by_epochs_and_has_a_random_search_beside_it(tmp_path:
     sizes = ("--population", 16, "--prompts", 4, "--held-out", 16, "--rows", 64, "--max-tokens", 32)
     task = ("--task", "digit-copy", "--task-option", "token_ids=true", "length=2")
     out = tmp_path / "out"
-    out.mkdir()
     ends = ("--epochs", 3, "--every", 1, "--random")
     found = saved_by("learn.py", "--model", model, *task, *sizes, *ends, folder=out)
     assert [point["epoch"] for point in found["curve"]] == [0, 1, 2, 3]
@@ -49,12 +49,66 @@ def test_kernels_are_kept_beside_each_arm(tmp_path: Path) -> None:
 
 
 def test_a_ladder_goes_on_without_an_arm_that_fails(tmp_path: Path) -> None:
-    sizes = ("--models", "tiny", "--rounds", 1, "--timed", 1, "--new", 2, "--population", 4, "--prompts", 2)
+    sizes = ("--models", "tiny", "--rounds", 1, "--new", 2, "--population", 4, "--prompts", 2)
     found = saved_by("ladder.py", *sizes, "--no-compile", "--mode", "fused", folder=tmp_path)
     arms = {row["arm"]: row for row in found["models"][0]["arms"]}
     assert "needs a CUDA device" in arms.pop("one forward")["failed"]
     assert {"original", "+ batching", "+ AMP"} == arms.keys()
     assert all(row["samples_per_s"] > 0 for row in arms.values())
+
+
+def test_rungs_run_as_long_as_a_round_takes(tmp_path: Path) -> None:
+    """A watcher of the GPU sees little of a round of milliseconds."""
+    sizes = ("--models", "tiny", "--rounds", 1, "--new", 1, "--population", 2, "--prompts", 1)
+    found = saved_by("ladder.py", *sizes, "--no-compile", "--seconds", 0.5, folder=tmp_path)
+    assert all(row["round_s"] >= 0.5 for row in found["models"][0]["arms"])
+
+
+def test_a_second_run_of_a_day_leaves_the_first_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER.parent))
+    interleaved = importlib.import_module("interleaved")
+    for number in (1, 2):
+        result = {"hardware": "NVIDIA H200", "date": "2026-01-02", "number": number}
+        file = interleaved.ResultFile(tmp_path / "out", subject="ladder-tiny", result=result)
+        file.write()
+        file.write()
+    names = ["ladder-tiny_nvidia-h200_2026-01-02.json", "ladder-tiny_nvidia-h200_2026-01-02-2.json"]
+    kept = [json.loads((tmp_path / "out" / name).read_text(encoding="utf-8")) for name in names]
+    assert [one["number"] for one in kept] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("runs", "joined", "figures"),
+    [
+        (
+            "adapters/results/real-seed?_nvidia-h200_2026-11-18.json",
+            "adapters/results/seeds-real_nvidia-h200_2026-11-18.json",
+            ("routing/accuracy_share", "scores/*/by_task/*/*"),
+        ),
+        (
+            "evolution/results/learn-arithmetic-seed?_nvidia-h200_2026-11-18.json",
+            "evolution/results/seeds-learn-arithmetic_nvidia-h200_2026-11-18.json",
+            ("curve/-1/*",),
+        ),
+    ],
+)
+def test_runs_of_several_seeds_have_the_means_that_are_kept(
+    runs: str, joined: str, figures: tuple[str, ...], tmp_path: Path
+) -> None:
+    benchmarks = FOLDER.parent
+    wanted = [flag for figure in figures for flag in ("--figure", figure)]
+    files = sorted(benchmarks.glob(runs))
+    done = warm().run("python", benchmarks / "seeds.py", *files, *wanted, "--save", tmp_path / "seeds.json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "seeds.json").read_text(encoding="utf-8"))["figures"]
+    kept = json.loads((benchmarks / joined).read_text(encoding="utf-8"))["figures"]
+    for name, figure in kept.items():
+        assert found[name]["values"] == figure["values"]
+        assert [found[name][part] for part in ("mean", "low", "high")] == pytest.approx(
+            [figure[part] for part in ("mean", "low", "high")]
+        )
 
 
 ENDLESS = """
@@ -74,18 +128,20 @@ class Endless:
             except Exception:
                 pass
 
-arms = {"original": Quick(), "+ compile": Endless(), "one forward": Quick()}
+arms = {name: Quick() for name in ("original", "+ compile", "one forward")} | {sys.argv[2]: Endless()}
 ladder.climb.__globals__["arms_of"] = lambda *given: arms
 kept = []
-ladder.climb("tiny", argparse.Namespace(rounds=1, limit=0.5), torch.device("cpu"), kept.append)
+ladder.climb("tiny", argparse.Namespace(rounds=1, seconds=0, limit=0.5), torch.device("cpu"), kept.append)
 print(json.dumps(kept[-1]))
 """
 
 
-def test_a_rung_past_its_limit_is_named_and_left_out() -> None:
-    done = warm().run("python", "-c", ENDLESS, FOLDER / "ladder.py")
+@pytest.mark.parametrize("slow", ["original", "+ compile"])
+def test_a_rung_past_its_limit_is_named_and_left_out(slow: str) -> None:
+    done = warm().run("python", "-c", ENDLESS, FOLDER / "ladder.py", slow)
     assert done.returncode == 0, done.stderr
     arms = {row["arm"]: row for row in json.loads(done.stdout.splitlines()[-1])}
-    assert arms.pop("+ compile") == {"arm": "+ compile", "failed": "OverLimit: took longer than 0.5 s"}
-    assert {"original", "one forward"} == arms.keys()
+    assert arms.pop(slow) == {"arm": slow, "failed": "OverLimit: took longer than 0.5 s"}
+    assert len(arms) == 2
     assert all(row["samples_per_s"] > 0 for row in arms.values())
+    assert all((row["times_the_original"] is None) == (slow == "original") for row in arms.values())

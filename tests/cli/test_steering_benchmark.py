@@ -18,7 +18,7 @@ from tests.support.warm_python import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "steering"
-SMALL = ["--texts", "6", "--longest", "8", "--rows", "3", "--prompt", "4", "--new", "3", "--trials", "3"]
+SMALL = ["--texts", "6", "--longest", "8", "--rows", "3", "--prompt", "4", "--new", "3", "--trials", "66"]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 def test_every_arm_runs(result: dict[str, Any]) -> None:
     sections = {one["section"]: one["rows"] for one in result["sections"]}
     assert {name: len(rows) for name, rows in sections.items()} == {
-        "extraction": 8, "store": 4, "steered": 3, "choices": 3, "trials": 5, "search": 3,
+        "extraction": 8, "store": 4, "steered": 3, "choices": 3, "trials": 5, "search": 4,
     }  # fmt: skip
     failed = [row for rows in sections.values() for row in rows if "failed" in row]
     assert failed == []
@@ -68,7 +68,9 @@ def test_a_later_run_of_some_sections_replaces_only_those(
     figures = importlib.import_module("steering_figures")
     sections = {
         ("SmolLM2-135M-Instruct", "2026-01-01"): {"store": 1, "trials": 2},
-        ("smollm2", "2026-01-02"): {"trials": 3},
+        ("smollm2", "2026-01-02"): {"store": 4, "trials": 3},
+        ("smollm2", "2026-01-03"): {"trials": 4},
+        ("smollm2", "2026-01-03-2"): {"trials": 5},
     }
     names = {"store": ("read", "times as fast as computing"), "trials": ("packed", "trials per hour")}
     for (model, date), numbers in sections.items():
@@ -76,11 +78,11 @@ def test_a_later_run_of_some_sections_replaces_only_those(
             {"model": model, "section": part, "rows": [{"arm": names[part][0], names[part][1]: number}]}
             for part, number in numbers.items()
         ]
-        found = {"hardware": "gpu", "date": date, "sections": rows}
+        found = {"hardware": "gpu", "date": date[:10], "sections": rows}
         (tmp_path / f"steering-{model}_gpu_{date}.json").write_text(json.dumps(found), encoding="utf-8")
     heading, _, *lines = figures.speed(tmp_path).splitlines()
     assert heading == "| | goal | SmolLM2-135M-Instruct, gpu |"
-    assert [line.rsplit("|", 2)[1].strip() for line in lines] == ["1", "3"]
+    assert [line.rsplit("|", 2)[1].strip() for line in lines] == ["4", "5"]
 
 
 @pytest.mark.parametrize("name", ["corrigible", "not-corrigible"])
