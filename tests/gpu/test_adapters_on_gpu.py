@@ -12,9 +12,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import Tensor
-from typer.testing import CliRunner
 
-from flatout.cli.app import application
 from flatout.engines.adapters.lora import attention
 from flatout.engines.adapters.lora.bank import AdapterBank
 from flatout.engines.adapters.lora.encoder import PackedEncoder
@@ -38,6 +36,7 @@ from tests.support.adapters_packed import (
     roberta,
     specs,
 )
+from tests.support.invoke import invoke
 
 pytestmark = [
     pytest.mark.gpu,
@@ -276,8 +275,8 @@ def test_float16_with_scaled_losses_learns_what_float32_learns(tmp_path: FolderP
 
 
 def adapt(*arguments: object) -> str:
-    done = CliRunner().invoke(application(), ["adapt", *map(str, arguments)])
-    assert done.exit_code == 0, done.output
+    done = invoke("adapt", *arguments)
+    assert done.exit_code == 0, done.stderr
     return done.stdout
 
 

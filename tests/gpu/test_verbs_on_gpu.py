@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from flatout.cli.app import application
 from flatout.engines.steering.report.record import load_record
 from flatout.multiplex.decode.generator import generate
 from flatout.multiplex.decode.steppers import Mode
 from tests.support.evolution import save_tiny_texts
+from tests.support.invoke import invoke
 from tests.support.multiplex import prompts_of, reference_tokens, tiny_model
 from tests.support.steering import write_tiny
 
@@ -26,8 +25,8 @@ OTHERS = ("gemma", "gemma2", "gemma3", "gpt2", "gpt-neox", "gpt-neox-serial")  #
 
 
 def flatout(*arguments: object, exit_codes: tuple[int, ...] = (0,)) -> dict[str, Any]:
-    done = CliRunner().invoke(application(), [*map(str, arguments), "--json"])
-    assert done.exit_code in exit_codes, done.output
+    done = invoke(*arguments, "--json")
+    assert done.exit_code in exit_codes, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
