@@ -1,6 +1,6 @@
 """Rows of a task and their splits.
 
-The user's files come first, then real rows that a package carries, then generated ones.
+They are the user's files, real rows that a package carries, or generated rows where those are asked for.
 Every row of a file is read and checked before anything is trained.  A hash of a row's input decides its
 split: it is the same on every machine, and repeated inputs are always in one split.  The test split takes its
 rows first and the training split last, so an input that is in several files is for the test only.
@@ -39,8 +39,8 @@ class DataOptions:
 
     `path` is a JSONL or CSV file (divided into splits by the hash of each row's input), a folder with
     train.jsonl, validation.jsonl and test.jsonl (or .csv), or what else the task reads; `validation` and
-    `test` name files of their own.  Without `path`, "auto" takes real rows that a package carries, where
-    there is one for this task.
+    `test` name files of their own.  Without `path`, "auto" takes real rows that a package carries, and
+    "generated" makes some up.
     """
 
     path: Path | None = None
@@ -93,7 +93,7 @@ def gather(task: AdapterTask, options: DataOptions) -> Splits:
     elif options.source == "generated":
         found, origin = _generate(task, options), "generated (as asked)"
     else:
-        found, origin = _take_real(task, options)
+        found, origin = _take_real(task)
     taken: set[str] = set()
     kept: FoundRows = {}
     for split in CHOOSING:
@@ -114,16 +114,17 @@ def _read_files(task: AdapterTask, options: DataOptions) -> FoundRows:
     return _divide(task, {split: task.read(path) for split, path in files.items()})
 
 
-def _take_real(task: AdapterTask, options: DataOptions) -> tuple[FoundRows, str]:
-    """Take the rows that a package carries; generate some and say why where there are none."""
-    reason = "no package with real rows is known; give a path for yours"
+def _take_real(task: AdapterTask) -> tuple[FoundRows, str]:
+    """Take the rows that a package carries: nobody asked to learn made-up ones."""
+    hint = "data: {path: FILE} for rows of yours, or data: {source: generated} to try it with made-up ones"
     try:
-        if (real := task.real()) is not None:
-            records, origin = real
-            return _divide(task, {"train": records}), origin
+        real = task.real()
     except NotFetched as error:
-        reason = f"real rows are out of reach: {error.message}"
-    return _generate(task, options), f"generated ({reason})"
+        raise BadInput(f"{task.name}: real rows are out of reach: {error.message}", hint=hint) from error
+    if real is None:
+        raise BadInput(f"{task.name}: no rows are given, and no package carries some", hint=hint)
+    records, origin = real
+    return _divide(task, {"train": records}), origin
 
 
 def _divide(task: AdapterTask, found: FoundRows) -> FoundRows:

@@ -201,17 +201,17 @@ def test_generated_splits_are_apart_and_as_large_as_asked(name: str) -> None:
     assert task.records(DataOptions(source="generated", num_train=300, seed=2)) == splits
 
 
-def test_without_a_network_rows_are_generated_and_the_reason_is_said(
+def test_without_a_network_real_rows_are_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    splits = task_named("translation").records(DataOptions(num_train=10))
-    assert splits.origin.startswith("generated (real rows are out of reach: pip could not fetch jupyterlab")
-    assert len(splits.train) == 10
+    with pytest.raises(BadInput, match=r"real rows are out of reach: pip could not fetch jupyterlab.*path"):
+        task_named("translation").records(DataOptions(num_train=10))
 
 
-def test_a_task_without_real_rows_says_so() -> None:
-    splits = task_named("sentiment").records(DataOptions(num_train=10))
-    assert splits.origin == "generated (no package with real rows is known; give a path for yours)"
+@pytest.mark.parametrize("name", ["sentiment", "classification", "regression"])
+def test_rows_are_not_made_up_unasked(name: str) -> None:
+    with pytest.raises(BadInput, match=rf"{name}: no rows are given.*path: FILE.*source: generated"):
+        task_named(name).records(DataOptions(num_train=10))

@@ -65,8 +65,8 @@ def test_a_sixth_is_a_file(tmp_path: Path) -> None:
     assert set(known_tasks(tmp_path)) == {*OWN, *KINDS, "shout"}
     assert set(known_tasks()) == OWN | KINDS
     task = task_named("shout", folder=tmp_path, max_target_length=7)
-    splits = task.records(DataOptions(num_train=30))
-    assert len(splits.train) == 30 and splits.origin.startswith("generated (no package")
+    splits = task.records(DataOptions(source="generated", num_train=30))
+    assert len(splits.train) == 30
     examples, _ = encode_all(task, splits.train, tiny_tokenizer(), max_length=16, training=True)
     batch = task.collate(examples, adapter=5, pad_id=0)
     assert batch.block.adapter == 5 and batch.count == sum(example.num_targets for example in examples)
