@@ -49,10 +49,20 @@ def import_user_module(dotted: str, *, hint: str) -> ModuleType:
 def import_named(
     name: str, *, what: str, form: str = "write it as package.module:name", where: str | None = None
 ) -> Any:
-    """Import what the user names as package.module:attribute; `what` says what it is, the rest are hints."""
+    """Import what the user names as package.module:attribute, or file.py:attribute.
+
+    `what` says what it is, the rest are hints.  A file is imported by its name, so that other processes of
+    the run find it too.
+    """
     place, _, path = name.rpartition(":")
     if not place or not path:
         raise BadInput(f"{name!r} does not name a {what}", hint=form)
+    if place.endswith(".py"):
+        file = Path(place)
+        if not file.is_file():
+            raise BadInput(f"there is no file {place} for the {what} {name!r}", hint="check the path")
+        make_importable(str(file.parent.resolve()))
+        return attribute_of(import_user_module(file.stem, hint=form), path, place=place)
     where = where or f"run where the {what}'s file lies, or put its folder on PYTHONPATH"
     return attribute_of(import_user_module(place, hint=where), path, place=place)
 

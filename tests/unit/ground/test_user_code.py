@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flatout.ground.errors import BadInput, FlatoutError, MissingExtra
-from flatout.ground.user_code import calling, import_user_module, load_plugins
+from flatout.ground.user_code import calling, import_named, import_user_module, load_plugins
 
 
 def raised(what: str, code: str, path: Path) -> FlatoutError:
@@ -116,6 +116,19 @@ def test_a_module_is_found_where_we_are_and_an_absent_one_is_told_from_one_that_
         import_user_module("no_such_user_code", hint="look elsewhere")
     with pytest.raises(BadInput, match="ModuleNotFoundError: No module named 'absent_package'"):
         import_user_module("needy_user_code", hint="look elsewhere")
+
+
+def test_an_object_is_named_by_its_module_or_by_its_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "named_user_code.py").write_text("def judge(): pass\n")
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    found = import_named(f"{tmp_path}/named_user_code.py:judge", what="judge")
+    assert found is import_named("named_user_code:judge", what="judge")
+    with pytest.raises(BadInput, match=r"named_user_code\.py has no 'juge' .*py:judge"):
+        import_named(f"{tmp_path}/named_user_code.py:juge", what="judge")
+    with pytest.raises(BadInput, match=r"there is no file absent\.py for the judge"):
+        import_named("absent.py:judge", what="judge")
 
 
 def install(folder: Path, entries: str) -> None:

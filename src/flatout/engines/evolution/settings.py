@@ -110,6 +110,10 @@ class EvolveSettings:
             wrong.append(f"population={self.population} is odd, and antithetic members come in pairs")
         if self.arithmetic == "int8" and self.sigma_schedule != "constant":
             wrong.append(f"sigma_schedule={self.sigma_schedule}, and int8 arithmetic has one sigma")
+        if self.arithmetic == "int8" and (self.optimizer != "sgd" or self.weight_decay):
+            wrong.append("int8 arithmetic moves weights by votes: optimizer and weight_decay are for float")
+        if self.arithmetic == "int8" and self.shaping not in ("centred", "sign"):
+            wrong.append(f"shaping={self.shaping}, and int8 arithmetic counts the sign of each pair")
         if wrong:
             raise BadInput("; ".join(wrong), hint="flatout evolve --help says what each means")
 

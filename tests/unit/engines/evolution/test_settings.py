@@ -107,8 +107,21 @@ def test_step_sizes_follow_their_schedule_and_nothing_else() -> None:
     assert steps_at(settings, 5) == (0.5, 0.5)
     longer = make_settings({**encode(settings), "schedule_epochs": 10, "epochs": 20})
     assert steps_at(longer, 5) == (0.5, 0.5)
-    with pytest.raises(BadInput, match="int8 arithmetic has one sigma"):
-        make_settings({**LEAST, "sigma_schedule": "linear", "arithmetic": "int8"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("sigma_schedule", "linear", "int8 arithmetic has one sigma"),
+        ("optimizer", "adamw", "optimizer and weight_decay are for float"),
+        ("weight_decay", 0.1, "optimizer and weight_decay are for float"),
+        ("shaping", "ranks", "counts the sign of each pair"),
+    ],
+)
+def test_integers_take_no_setting_that_they_would_ignore(name: str, value: object, said: str) -> None:
+    make_settings({**LEAST, name: value})
+    with pytest.raises(BadInput, match=said):
+        make_settings({**LEAST, name: value, "arithmetic": "int8"})
 
 
 def test_sigma_follows_the_spread_of_the_weights() -> None:

@@ -1,7 +1,7 @@
 """Rewards as users give them, made into rewards that the pool can call.
 
     exact, numeric, bleu, format:PATTERN      by name
-    package.module:function                   a user's function, or the function itself
+    package.module:function                   a user's function (file.py:function), or the function itself
     {exact: 1.0, my_rewards:brevity: 0.2}     several with their weights; a list counts each once
 
 A function has one of two forms, told apart by its parameters:
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -182,9 +183,9 @@ def _weighted(parts: Sequence[tuple[object, object]]) -> WeightedRewards:
     if not parts:
         raise BadInput("no reward is given", hint=KNOWN)
     for given, weight in parts:
-        if isinstance(weight, bool) or not isinstance(weight, (int, float)):
+        if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise BadInput(
-                f"the weight of {given!r} is {weight!r}, not a number", hint="reward: {exact: 1.0}"
+                f"the weight of {given!r} is {weight!r}, not a finite number", hint="reward: {exact: 1.0}"
             )
     return WeightedRewards(tuple((make_reward(given), float(weight)) for given, weight in parts))  # type: ignore[arg-type]
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Mapping
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,14 @@ from flatout.engines.evolution.tasks.task import EvolutionTask, running, title_o
 from flatout.engines.evolution.tasks.translation import SentenceTranslation
 from flatout.engines.run.row_files import first_row
 from flatout.ground.errors import BadInput, near_hint
-from flatout.ground.user_code import import_named, load_plugins, make_importable
+from flatout.ground.user_code import import_named, load_plugins
 
 GROUP = "flatout.evolution_tasks"
 ATTRIBUTES = ("name", "reward", "max_new_tokens", "stop")
 # Of tasks of files, the first whose fields a line has is its task.
 OWN = (DigitCopy, Arithmetic, Countdown, PromptFile, Gsm8k, SentenceTranslation)
+# What values of an option's type may be; of other types, those of tasks of users, nothing is known.
+PLAIN: Mapping[Any, type] = {int: Integral, float: Real, bool: bool, str: str}
 
 
 def find_task(name_or_path: str | Path, **options: Any) -> EvolutionTask:
@@ -46,7 +49,7 @@ def find_task(name_or_path: str | Path, **options: Any) -> EvolutionTask:
     if name in tasks:
         task = tasks[name]
     elif ":" in name:
-        task = _checked(_class_named(name), name)
+        task = _checked(import_named(name, what="task"), name)
     elif (path := Path(name_or_path)).is_file():
         task, options = _task_of(path, tasks), {"path": path, **options}
     else:
@@ -61,8 +64,9 @@ def find_task(name_or_path: str | Path, **options: Any) -> EvolutionTask:
         )
     needed = [each.name for each in dataclasses.fields(task) if _is_needed(each)]
     if missing := [key for key in needed if key not in settings]:
+        title = title_of(task) if ":" in name else task.name
         raise BadInput(
-            f"the task {title_of(task)} needs the option {missing[0]}", hint="--task-option KEY=VALUE"
+            f"the task {title} needs the option {missing[0]}", hint=f"--task-option {missing[0]}=VALUE"
         )
     with running(task):
         made: EvolutionTask = task(**settings)
@@ -118,18 +122,6 @@ def known_tasks() -> dict[str, type[Any]]:
     return tasks
 
 
-def _class_named(name: str) -> object:
-    place, _colon, attribute = name.rpartition(":")
-    if not place.endswith(".py"):
-        return import_named(name, what="task")
-    file = Path(place)
-    if not file.is_file():
-        raise BadInput(f"there is no file {place} for the task {name!r}", hint="check the path")
-    # Found by its name, so that the processes that compute rewards find it too.
-    make_importable(str(file.parent.resolve()))
-    return import_named(f"{file.stem}:{attribute}", what="task")
-
-
 def _checked(found: object, name: str) -> type[Any]:
     if isinstance(found, type) and dataclasses.is_dataclass(found) and hasattr(found, "prompts"):
         return found
@@ -160,8 +152,20 @@ def _option(task: Any, key: str, value: Any) -> Any:
     if kind is Reward:
         return make_reward(value)
     if kind == tuple[str, ...]:
-        return (value,) if isinstance(value, str) else tuple(value)
-    if not isinstance(value, str) or kind is str:
+        texts = (value,) if isinstance(value, str) else value
+        if not isinstance(texts, (list, tuple)) or not all(isinstance(text, str) for text in texts):
+            raise BadInput(
+                f"{key}={value!r} of the task {task.name} is not a text or a list of texts",
+                hint="a number in quotes is a text",
+            )
+        return tuple(texts)
+    if not isinstance(value, str):
+        if kind in PLAIN and (
+            not isinstance(value, PLAIN[kind]) or isinstance(value, bool) != (kind is bool)
+        ):
+            raise BadInput(f"{key}={value!r} of the task {task.name} is not {kind.__name__}")
+        return value
+    if kind is str:
         return value
     if kind in (Path, Path | None):
         return Path(value)

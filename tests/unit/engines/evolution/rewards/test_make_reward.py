@@ -142,7 +142,8 @@ def test_several_rewards_are_summed_by_their_weights() -> None:
     ("given", "message"),
     [
         ([], "no reward is given"),
-        ({"exact": "much"}, "weight of 'exact' is 'much', not a number"),
+        ({"exact": "much"}, "weight of 'exact' is 'much', not a finite number"),
+        ({"exact": float("nan")}, "weight of 'exact' is nan, not a finite number"),
         (3, "3 is not a reward"),
         (lambda one: 1.0, "takes .one.*def reward"),
     ],
