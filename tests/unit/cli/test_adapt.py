@@ -119,7 +119,16 @@ def test_a_finished_run_says_so_and_is_left_alone(config: Path, run: Path) -> No
 def test_flags_win_over_the_file_and_set_over_flags(config: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     answer = adapt(
-        "train", config, "--phase", 1, "--out", out, "--set", "phase1.steps=2", "--set", "tasks.qa={rank: 1}"
+        "train",
+        config,
+        "--phase",
+        1,
+        "--out",
+        out,
+        "--set",
+        "phase1.steps=2",
+        "--set",
+        "tasks.qa={rank: 1, data: {source: generated}}",
     )
     assert answer.exit_code == 0, answer.stderr
     (kept,) = out.glob("phase1/*/state.json")
