@@ -67,7 +67,7 @@ def evolve(
 
     \b
     Examples:
-      flatout evolve --model ./smollm2 --task arithmetic --population 256 --out runs/sums
+      flatout evolve --model ./smollm2 --task arithmetic --set chat=false --out runs/sums
       flatout evolve runs/sums.yaml --sigma 0.002 --set evaluate_every=5
       flatout evolve --out runs/sums --resume --epochs 300
       flatout evolve runs/sums.yaml --verify
