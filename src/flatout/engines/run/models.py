@@ -90,18 +90,37 @@ def load_pretrained(
 
     Weights whose names contain `unread` are not used and may be missing.
     """
+    import torch
+
     folder = check_folder(folder)
     transformers = import_extra("transformers", extra=extra)
     try:
         with quietly(extra=extra):
             model, report = getattr(transformers, kind).from_pretrained(
-                folder, **SAFE, use_safetensors=True, output_loading_info=True, **options
+                folder,
+                **SAFE,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # refused below, with their names
+                **options,
             )
-    except (OSError, ValueError, KeyError) as error:
+    except (ImportError, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # a cut file or an odd config makes any line of a model's code raise
         raise BadInput(
             f"{folder} holds no {what} that can be loaded: {first_line(error)}", hint=HINT
         ) from error
-    missing = sorted(name for name in report["missing_keys"] if unread is None or unread not in name)
+
+    def is_read(name: str) -> bool:
+        return unread is None or unread not in name
+
+    if other_shapes := sorted(one for one in report["mismatched_keys"] if is_read(one[0])):
+        name, kept, wanted = other_shapes[0]
+        raise BadInput(
+            f"{folder}: {name} is {list(kept)}, and config.json asks for {list(wanted)}",
+            hint="take weights and config.json from one place",
+        )
+    missing = sorted(filter(is_read, report["missing_keys"]))
     if missing:
         raise BadInput(f"{folder} lacks {len(missing)} weights of its {what}, first {missing[0]}", hint=HINT)
     return model.requires_grad_(False).eval()

@@ -160,7 +160,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         found = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise BadInput(f"no settings file at {path}", hint="check the path") from None
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
+    except (OSError, UnicodeDecodeError, YAMLError, RecursionError) as error:
         raise BadInput(
             f"{path} cannot be read: {' '.join(str(error).split())}", hint="a settings file is a YAML table"
         ) from error

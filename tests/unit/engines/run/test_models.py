@@ -58,6 +58,29 @@ def test_weights_that_a_folder_lacks_are_not_drawn_at_random(
     assert loaded(folder, unread="layers.1.") is not None
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("model.safetensors", b"", "holds no model that can be loaded: .*header too small"),
+        ("model.safetensors", b"version https://git-lfs.github.com/spec/v1\n", "header too large"),
+        ("config.json", {"hidden_size": 64}, r"model.*\[.*16.*\], and config.json asks for \[.*64.*\]"),
+        ("config.json", {"hidden_size": "wide"}, "holds no model that can be loaded: .*hidden_size"),
+        ("config.json", {"num_attention_heads": 0}, "holds no model that can be loaded: "),
+    ],
+)
+def test_a_folder_that_is_cut_or_odd_is_named(
+    file: str, content: bytes | dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    path = save_tiny(tmp_path / "model") / file
+    if isinstance(content, dict):
+        path.write_text(json.dumps({**json.loads(path.read_text()), **content}))
+    else:
+        path.write_bytes(content)
+    with pytest.raises(BadInput, match=said) as caught:
+        loaded(tmp_path / "model")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_folder_executes_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pickle is not read, and a Python file beside the weights is not imported."""
     pickled = save_tiny(tmp_path / "pickled")

@@ -60,6 +60,7 @@ def test_known_keys_are_read(tmp_path: Path) -> None:
         ("sigm: 1", "'sigm', which is not a setting of evolve .did you mean sigma"),
         ("- 1", "holds a list"),
         ("a: [", "cannot be read"),
+        pytest.param("a: " + "[" * 3000, "run.yaml cannot be read: maximum recursion depth", id="deep"),
         ("x: 1", "known: model, sigma"),
         ("phase: {step: 1}", "'step', which is not a setting of evolve's phase .did you mean steps"),
         ("parts: {a: {x: 1}}", "not a setting of evolve's parts.a"),
