@@ -143,6 +143,10 @@ def _fix(loader: Loader, workers: Counterfactual | None, *, cores: float) -> str
     used = (loader.num_workers or 0) + (0 if loading.is_blocked(loader) else 1)
     if loader.num_workers and workers is None and used < most:
         return f"{loading.loader_arguments(loader, num_workers=most)}, or fewer if they suffice"
+    if loading.is_blocked(loader):
+        where = f", above all at {lines[0][0]}" if lines else ""
+        less = f"wait less for storage{where}, by larger reads or a local copy"
+        return f"{less}: more workers were not seen to help"
     return f"{cheaper}: more workers would share the {cores:g} cores of this job"
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from flatout.doctor.rules.loading import single_process_loading
@@ -55,6 +57,16 @@ def test_a_loader_that_workers_make_slower_is_told_to_make_whole_batches(made):
     assert finding.fix.startswith("make whole batches at once")
     assert finding.ceiling.kind == "cached"
     assert single_process_loading.detect(job) == []
+
+
+def test_workers_that_wait_for_storage_are_not_said_to_want_cores(made):
+    blocked = made.loader(
+        num_workers=6, fetch_s=made.spread(0.06), collate_s=made.spread(0.0), blocked_s=0.059
+    )
+    tried = made.counterfactual("workers", 1.03, value=8.0)
+    job = waiting(made, made.counterfactual("cached", 2.0), tried, num_workers=6)
+    (finding,) = detect(dataclasses.replace(job, loaders=(blocked,)))
+    assert finding.fix.startswith("wait less for storage") and "cores" not in finding.fix
 
 
 @pytest.mark.parametrize(
