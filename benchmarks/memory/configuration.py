@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.memory import optimizers
 from flatout.memory.jobs.job import Job, PrecisionName, Recipe
 
 HELD_OUT = ("t5", "u-net", "gru", "gemma", "transformer-encoder", "mixture")
@@ -32,6 +33,16 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=1e-4),
     "radam": lambda parameters: torch.optim.RAdam(parameters, lr=1e-4),
     "adafactor": lambda parameters: torch.optim.Adafactor(parameters, lr=1e-3),
+    "adadelta": lambda parameters: torch.optim.Adadelta(parameters, lr=1.0),
+    "asgd": lambda parameters: torch.optim.ASGD(parameters, lr=1e-2),
+    "adamw-amsgrad": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4, amsgrad=True),
+    "sgd-nesterov": lambda parameters: torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, nesterov=True),
+    "sparse-adam": lambda parameters: torch.optim.SparseAdam(parameters, lr=1e-3),
+    "adamw-groups": optimizers.adamw_in_groups,
+    "adamw-schedule": optimizers.adamw_with_schedule,
+    "adamw-ema": optimizers.adamw_with_averages,
+    "lion": optimizers.Lion,
+    "muon": optimizers.MuonOrAdam,
 }
 
 

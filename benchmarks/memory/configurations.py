@@ -1,7 +1,8 @@
 """All configurations, ordered so that a run that is cut short has seen every family.
 
-Those of `families/unseen.py`, of `families/second_*.py`, of `families/third` and of `families/fourth` are
-sets of their own: the estimator was not made from any of them when they were first measured.
+Those of `families/unseen.py`, of `families/second_*.py`, of `families/third`, of `families/fourth` and of
+`families/fifth` are sets of their own: the estimator was not made from any of them when they were first
+measured.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ from benchmarks.memory.families import (
     text_encoders,
     unseen,
 )
+from benchmarks.memory.families.fifth import images as fifth_images
+from benchmarks.memory.families.fifth import libraries as fifth_libraries
+from benchmarks.memory.families.fifth import others as fifth_others
+from benchmarks.memory.families.fifth import text as fifth_text
 from benchmarks.memory.families.fourth import graphs, images, libraries, makers, others, sequences, series
 from benchmarks.memory.families.third import images as third_images
 from benchmarks.memory.families.third import others as third_others
@@ -42,6 +47,7 @@ MODULES = (
     plain,
 )
 FOURTH = (libraries, sequences, series, images, makers, graphs, others)
+FIFTH = (fifth_libraries, fifth_text, fifth_images, fifth_others)
 
 
 def every_configuration() -> list[Configuration]:
@@ -84,6 +90,11 @@ def fourth_configurations() -> list[Configuration]:
     return _by_turns(FOURTH)
 
 
+def fifth_configurations() -> list[Configuration]:
+    """Of families in none of the other sets."""
+    return _by_turns(FIFTH)
+
+
 def compiled_configurations() -> list[Configuration]:
     """Some of the others, with the model compiled."""
     return list(compiled.CONFIGURATIONS)
@@ -96,6 +107,7 @@ SETS: dict[str, Callable[[], list[Configuration]]] = {
     "unseen-second": second_configurations,
     "unseen-third": third_configurations,
     "unseen-fourth": fourth_configurations,
+    "unseen-fifth": fifth_configurations,
     "compiled": compiled_configurations,
 }
 
