@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from flatout.ground.errors import BadInput
 
@@ -22,11 +22,20 @@ if TYPE_CHECKING:
 DEFAULT_BATCH_SIZE = 8
 
 
+def refuse_nested() -> NoReturn:
+    raise BadInput(
+        "the step uses nested (ragged) tensors, which are not planned",
+        hint="plan it with rows padded to the longest (torch.nested.to_padded_tensor): it needs no less",
+    )
+
+
 def tensors_of(batch: Any) -> Iterator[Tensor]:
     """Yield every tensor of a batch: in mappings, sequences and dataclasses, however deep."""
     found: list[Tensor] = []
 
     def note(tensor: Tensor) -> Tensor:
+        if tensor.is_nested:
+            refuse_nested()
         found.append(tensor)
         return tensor
 

@@ -33,7 +33,8 @@ class DeviceThread:
         self.before = self._numbers()
 
     def run(self, engine: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if not args[CREATE_GRAPH] or threading.get_ident() == self.ident:
+        # what torch.func wraps around tensors (vmap, jacrev, hessian) holds in the thread that wrapped them
+        if not args[CREATE_GRAPH] or threading.get_ident() == self.ident or _in_torch_func():
             return engine(tensors, *args, **kwargs)
         self.made_graphs = True
         contexts = [*_get_current_dispatch_mode_stack(), *_autocasts()]
@@ -64,6 +65,11 @@ def device_thread() -> Iterator[DeviceThread]:
             yield thread
         finally:
             autograd._engine_run_backward = engine
+
+
+def _in_torch_func() -> bool:
+    functorch: Any = torch._C._functorch
+    return functorch.peek_interpreter_stack() is not None
 
 
 def _make_nodes(count: int) -> int:

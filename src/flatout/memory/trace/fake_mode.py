@@ -9,11 +9,13 @@ PyTorch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from flatout.memory.jobs.example_batch import refuse_nested
 
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format)
 
@@ -28,6 +30,10 @@ class QuickFakeMode(FakeTensorMode):
         them; and a copy of a mode would free the storages twice that it remembers, which ends the process.
         """
         return self
+
+    def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> NoReturn:
+        """Refuse a jagged tensor: each has a size that is unlike any number."""
+        refuse_nested()
 
     def _prep_args_for_hash(self, result: list[object], args: Any, *rest: Any) -> None:
         if isinstance(args, Mapping):

@@ -30,7 +30,7 @@ from flatout.memory.cuda.formulas import Formula
 from flatout.memory.cuda.workspaces import Group, Workspaces
 from flatout.memory.jobs import eight_bit_adam
 from flatout.memory.jobs.batch_without_data import make_batch
-from flatout.memory.jobs.example_batch import map_tensors
+from flatout.memory.jobs.example_batch import map_tensors, refuse_nested
 from flatout.memory.jobs.held_tensors import TensorPlace, held_tensors
 from flatout.memory.jobs.job import Job, Recipe, Sizes, StepPhase
 from flatout.memory.jobs.step import AUTOCAST, make_parts, run_step
@@ -44,6 +44,7 @@ from flatout.memory.trace.two_steps import Born, LogEvent, two_steps
 aten = torch.ops.aten
 PRIM_DEVICE = torch.ops.prim.device.default
 SCALAR = aten._local_scalar_dense.default
+COMPARISONS = {aten.equal.default, aten.allclose.default}  # whose answer is a bool, not a tensor
 TO_COPY = aten._to_copy.default
 DROPOUT = aten.native_dropout.default
 CONVOLUTION_BACKWARD = aten.convolution_backward.default
@@ -60,6 +61,9 @@ IN_PLACE = {
     aten.masked_scatter.default,
 }
 
+# what nn.TransformerEncoder does with padded rows in evaluation: computed with the padding, as dense tensors
+NESTED_IN_EVALUATION = {aten._nested_tensor_from_mask.default, aten.to_padded_tensor.default}
+NESTED = {aten._nested_tensor_from_tensor_list.default, aten._nested_from_padded.default}
 SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -146,10 +150,17 @@ class Tracer(TorchDispatchMode):
             return _device_of(args[0]) if isinstance(args[0], FakeTensor) else func(*args, **kwargs)
         if func is SCALAR:
             return self._scalar(args[0])
+        if func in COMPARISONS:
+            return self._same(func, args, kwargs)
         if self.phase != "setup":
             for argument in args:
                 if type(argument) is nn.Parameter:  # one that was made for the trace is a FakeTensor
                     _refuse_stranger(argument)
+        if func in NESTED_IN_EVALUATION:
+            self.guess(str(func), "every row taken as long as the longest")
+            func, args, kwargs = aten.clone.default, args[:1], {}
+        elif func in NESTED:
+            refuse_nested()
         if dynamic_sizes.depends_on_values(func, args):
             out = dynamic_sizes.run(func, args, kwargs, guess=self.guess)
         else:
@@ -217,6 +228,13 @@ class Tracer(TorchDispatchMode):
         # autograd asks whether the summand is dense, in whatever order of dimensions
         if known is not None and number is not None and is_non_overlapping_and_dense_or_false(first):
             self.sums.append((number, known[0]))
+
+    def _same(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Answer whether two tensors are the same: truly if both are known, else yes, as for a comparison."""
+        answer = known_values.real_result(func, args, kwargs)
+        if answer is None:
+            self.guess(str(func), "two tensors taken as the same")
+        return answer is not False
 
     def _scalar(self, tensor: Tensor) -> Any:
         """Answer `.item()` and `bool(...)`: the real value of integers, a guess for floating point."""
@@ -367,6 +385,8 @@ def _device_of(fake: FakeTensor) -> torch.device:
 
 
 def _make_fake(leaf: Tensor, tracer: Tracer) -> Tensor:
+    if leaf.is_nested:
+        refuse_nested()
     # Every tensor is sent to the device by itself: what is a view of another on the host is a copy there.
     fake = torch.empty_like(leaf, device=tracer.device, requires_grad=leaf.requires_grad)
     if not leaf.dtype.is_floating_point and not isinstance(leaf, FakeTensor):

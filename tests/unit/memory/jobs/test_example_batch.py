@@ -130,6 +130,14 @@ def test_a_batch_maker_without_a_batch_size_or_with_an_unknown_size_is_refused()
         maker_of(lambda batch_size, length: torch.ones(batch_size, length, 2))
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_a_nested_example_is_refused_with_a_way_on(layout: torch.layout) -> None:
+    example = torch.nested.as_nested_tensor([torch.ones(2, 4), torch.ones(3, 4)], layout=layout)
+    with pytest.raises(BadInput, match=r"nested \(ragged\) tensors.* padded to the longest"):
+        maker_of({"x": example})
+
+
 def test_the_rows_of_a_sparse_example_are_not_repeated() -> None:
     with pytest.raises(BadInput, match="holds a sparse_coo tensor, whose rows cannot be repeated"):
         resize_batch(torch.eye(3).to_sparse(), batch_size=2, example_size=3)

@@ -39,6 +39,18 @@ def test_a_plain_backward_stays_in_its_thread() -> None:
     assert slope_of(x).shape == (2,)
 
 
+def test_slopes_by_torch_func_stay_in_their_thread() -> None:
+    def energy(x: torch.Tensor) -> torch.Tensor:
+        return (x * x).exp().sum()
+
+    x = torch.ones(3, 2, requires_grad=True)
+    with device_thread() as thread:
+        slopes = torch.func.vmap(torch.func.jacrev(torch.func.grad(energy)))(x)
+        slopes.sum().backward()
+        assert not thread.made_graphs
+    assert slopes.shape == (3, 2, 2) and x.grad is not None
+
+
 def test_autocast_holds_in_the_thread() -> None:
     x = torch.ones(2, 2, requires_grad=True)
     with device_thread(), torch.autocast("cpu", dtype=torch.bfloat16):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
 
 from flatout.ground.errors import BadInput
 from flatout.memory.jobs.job import Job, Recipe
@@ -332,6 +333,65 @@ def test_sparse_gradients_are_refused_with_a_way_on() -> None:
     )
     with pytest.raises(BadInput, match=r"sparse tensor .* sparse=False"):
         traced(job)
+
+
+def test_whether_tensors_are_the_same_is_known_of_integers_and_guessed_of_weights() -> None:
+    asked: list[bool] = []
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        asked[:] = [torch.equal(batch["ids"], batch["ids"] + 1), torch.equal(batch["ids"], batch["ids"])]
+        assert asked == [False, True]
+        found: Tensor = model(batch["x"]).sum()
+        return found
+
+    def batch(batch_size: int) -> dict[str, Tensor]:
+        return {"ids": torch.arange(batch_size), "x": torch.zeros(batch_size, WIDTH)}
+
+    job = job_of(lambda: orthogonal(nn.Linear(WIDTH, WIDTH)), batch, loss=loss)
+    answers = [guess.answer for guess in traced(job).guesses]
+    assert answers == ["two tensors taken as the same"]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.parametrize("where", ["batch", "step"])
+def test_nested_tensors_are_refused_with_a_way_on(layout: torch.layout, where: str) -> None:
+    def nested(rows: Any) -> Tensor:
+        return torch.nested.as_nested_tensor(list(rows), layout=layout)
+
+    def batch(batch_size: int) -> Tensor:
+        rows = [torch.zeros(length + 1, WIDTH) for length in range(batch_size)]
+        return nested(rows) if where == "batch" else torch.zeros(batch_size, 3, WIDTH)
+
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        found: Tensor = torch.nested.to_padded_tensor(model(nested(batch)), 0.0).sum()
+        return found
+
+    job = job_of(lambda: nn.Linear(WIDTH, WIDTH), batch, loss=loss)
+    with pytest.raises(BadInput, match=r"nested \(ragged\) tensors.* padded to the longest"):
+        traced(job)
+
+
+def test_an_encoder_that_nests_padded_rows_in_evaluation_is_traced_with_its_padding() -> None:
+    layer = nn.TransformerEncoderLayer(WIDTH, 4, 64, batch_first=True)
+
+    def batch(batch_size: int) -> dict[str, Tensor]:
+        mask = torch.zeros(batch_size, 16, dtype=torch.bool)
+        mask[:, 12:] = True
+        return {"src": torch.zeros(batch_size, 16, WIDTH), "src_key_padding_mask": mask}
+
+    def make_job(nested: bool) -> Job:
+        return job_of(
+            lambda: nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested),
+            batch,
+            loss=lambda model, batch: model(**batch).sum(),
+        )
+
+    trace, dense = (traced(make_job(nested), Recipe(mode="evaluate")) for nested in (True, False))
+    assert [guess.answer for guess in trace.guesses] == ["every row taken as long as the longest"] * 2
+    assert not dense.guesses
+    assert total(trace)["parameters"] == total(dense)["parameters"]
+    assert total(trace)["temporaries"] >= 4 * 5 * 16 * WIDTH
 
 
 def test_tensors_nested_in_a_batch_are_inputs() -> None:
