@@ -127,6 +127,16 @@ def test_the_fourth_unseen_set_was_predicted_whole_and_measured_whole() -> None:
         assert {row["label"] for row in read_table(path)["rows"]} == {each.label for each in configurations}
 
 
+def test_the_fifth_unseen_set_is_predicted_whole() -> None:
+    configurations = SETS["unseen-fifth"]()
+    assert len({each.label for each in configurations}) == len(configurations) >= 45
+    assert len({each.family for each in configurations}) >= 25
+    assert {each.recipe.precision for each in configurations} == {"fp32", "tf32", "bf16", "fp16", "pure-bf16"}
+    path = latest_table("unseen-fifth-predictions")
+    assert path is not None
+    assert [row["label"] for row in read_table(path)["rows"]] == [each.label for each in configurations]
+
+
 def test_the_second_unseen_set_was_predicted_whole_and_measured_whole() -> None:
     labels = {each.label for each in SETS["unseen-second"]()}
     for subject in ("unseen-second-predictions", "unseen-second", "unseen-second-first-look"):
