@@ -83,6 +83,16 @@ def say_error(error: FlatoutError) -> None:
         typer.echo(f"flatout: {error.line}", err=True)
 
 
+def _open_closed_streams() -> None:
+    """Let what a service or a shell (`>&-`) has closed lead nowhere, for this process alone.
+
+    A script that this process becomes, and every child, finds it closed again.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))
+
+
 def _discard_output() -> None:
     """Discard output that cannot be written: the interpreter flushes once more when it ends."""
     for stream in (sys.stdout, sys.stderr):
@@ -94,6 +104,7 @@ def _discard_output() -> None:
 
 def main() -> None:
     """Run the `flatout` command."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # an ASCII terminal gets a question mark, not a traceback

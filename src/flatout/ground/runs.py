@@ -47,6 +47,8 @@ LONGEST_NAME = 40
 LONGEST_END = 300
 LARGEST_RUN_FILE = 4 * 2**20  # a command line has at most 2 MiB
 HIGHEST_PID = 2**31 - 1
+BOOT = Path("/proc/sys/kernel/random/boot_id")
+STARTED_FIELD = 19  # of /proc/PID/stat after the name, which may hold anything
 LATEST_S = 32_503_680_000.0  # the year 3000
 
 PRIVATE = 0o700  # only the owner may read a run
@@ -83,7 +85,7 @@ class Run:
 
     name: str
     pid: int
-    process_started_s: float | None  # tells the process from a later one with the same number
+    process_started_s: float | None  # tells the process from a later one with the same number, if no key does
     started_s: float
     command: tuple[str, ...] = ()
     rank: int | None = None
@@ -94,6 +96,7 @@ class Run:
     launcher: int | str | None = None  # the launcher's name for the job, or its process: one for all restarts
     exit_code: int | None = None  # of a watched script, if it is known
     host: str | None = None  # the machine; its processes are known there alone
+    process_key: str | None = None  # the same by the kernel's own count, which no change of the clock moves
     end: str | None = None  # finished, interrupted, the error or signal; None: it is running, or did not say
 
 
@@ -142,6 +145,7 @@ def this_run(name: str | None = None, *, time_s: float, kind: str = "watch") -> 
         name=name or script.lstrip("-") or "job",
         pid=os.getpid(),
         process_started_s=process_started_s(os.getpid()),
+        process_key=process_key(os.getpid()),
         started_s=time_s,
         command=command,
         rank=launch.rank if launch.is_launched else None,
@@ -356,7 +360,7 @@ class SeenRun:
 def state_of(run: Run) -> RunState:
     if run.ended_s is not None:
         return "ended"
-    return "running" if is_alive(run.pid, run.process_started_s) else "died"
+    return "running" if is_alive(run.pid, run.process_started_s, run.process_key) else "died"
 
 
 def list_runs(root: Path | None = None, *, kind: str | None = None) -> tuple[tuple[Path, Run], ...]:
@@ -398,11 +402,28 @@ def process_started_s(pid: int) -> float | None:
         return None
 
 
-def is_alive(pid: int, started_s: float | None) -> bool:
-    """Return whether the process still runs that started at `started_s`; a zombie does not."""
+def process_key(pid: int) -> str | None:
+    """Return the machine's boot and the ticks from it to the start of a process; None where Linux is not.
+
+    The time at which a process started is counted from the boot, by the clock: where that is set, it moves.
+    """
+    try:
+        boot = BOOT.read_text(encoding="ascii").strip()
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return f"{boot} {fields[STARTED_FIELD].decode()}"
+
+
+def is_alive(pid: int, started_s: float | None, key: str | None = None) -> bool:
+    """Return whether the process still runs that has this key, else started at `started_s`; no zombie does."""
     try:
         process = psutil.Process(pid)
-        same = started_s is None or abs(process.create_time() - started_s) < 1.0
+        found = process_key(pid) if key is not None else None
+        if found is not None:
+            same = found == key
+        else:
+            same = started_s is None or abs(process.create_time() - started_s) < 1.0
         return same and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flatout.ground.errors import BadInput, FlatoutError
-from flatout.monitor.job.job_meter import JobMeter
+from flatout.monitor.job.job_meter import CLOCK_JUMP_S, JobMeter
 from flatout.monitor.meters.gpus import GpuMeter
 from flatout.monitor.meters.host import HostMeter
 from flatout.monitor.meters.processes import ProcessMeter
@@ -28,8 +28,9 @@ from flatout.monitor.sample import GpuSample, JobSample, Sample, last_seconds
 LOWEST_HZ, HIGHEST_HZ = 0.1, 10.0
 GAP_PERIODS = 3.0
 RECENT_S = 120.0
-CLOCK_JUMP_S = 2.0
 STOP_S = 10.0  # for a listener or a driver that hangs, at the end of a job that must end all the same
+
+COUNTS_SLEEP = hasattr(time, "CLOCK_BOOTTIME")  # Linux
 
 Listener = Callable[[Sample], None]
 
@@ -49,7 +50,7 @@ class Sampler:
         host: HostMeter | None = None,
         listeners: Iterable[Listener] = (),
         on_failure: Callable[[str], None] = lambda failure: None,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float] | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.period_s = period_of(hz)
@@ -60,7 +61,7 @@ class Sampler:
         self._gpus, self._host = gpus, host  # meters are made with the first sample, off the job's own thread
         self._job: JobMeter | None = None
         self._processes: ProcessMeter | None = None
-        self._clock, self._wall_clock = clock, wall_clock
+        self._clock, self._wall_clock = clock or steady_s, wall_clock
         self._recent: deque[Sample] = deque(maxlen=max(int(RECENT_S * hz), 2))
         self._last: tuple[float, float] | None = None  # of both clocks
         self._last_job: tuple[float, JobSample] | None = None  # the energy of its GPUs, and the job then
@@ -130,7 +131,7 @@ class Sampler:
         gpus = meter.read(now_s, time_s=time_s)
         self._notes += meter.notes
         meter.notes.clear()
-        job = self._read_job(meter, gpus, time_s)
+        job = self._read_job(meter, gpus, time_s, now_s)
         if not gpus and self._job is not None and self._job.told_gpu is not None:
             gpus = (self._job.told_gpu,)
         sample = Sample(
@@ -173,17 +174,21 @@ class Sampler:
         if self._last is None or was_paused:
             return
         passed_s, wall_s = now_s - self._last[0], time_s - self._last[1]
-        # A sleeping machine stops one of the clocks, a stopped process neither.
-        longest_s = max(passed_s, wall_s)
-        if longest_s > GAP_PERIODS * self.period_s + CLOCK_JUMP_S:
-            self._notes.append(f"no samples for {longest_s:.0f} s: this process or the machine was suspended")
+        # Where the steady clock stops while the machine sleeps, a leap of the other may be that sleep.
+        if COUNTS_SLEEP and wall_s > passed_s + CLOCK_JUMP_S:
+            self._notes.append(f"the clock was set forward by {wall_s - passed_s:.0f} s")
         elif wall_s < passed_s - CLOCK_JUMP_S:
             self._notes.append(f"the clock was set back by {passed_s - wall_s:.0f} s")
+        longest_s = passed_s if COUNTS_SLEEP else max(passed_s, wall_s)
+        if longest_s > GAP_PERIODS * self.period_s + CLOCK_JUMP_S:
+            self._notes.append(f"no samples for {longest_s:.0f} s: this process or the machine was suspended")
 
-    def _read_job(self, meter: GpuMeter, gpus: tuple[GpuSample, ...], time_s: float) -> JobSample | None:
+    def _read_job(
+        self, meter: GpuMeter, gpus: tuple[GpuSample, ...], time_s: float, now_s: float
+    ) -> JobSample | None:
         if self._job is None:
             return None
-        sample = self._job.read(time_s)
+        sample = self._job.read(time_s, now_s)
         visible = meter.visible(self._job.run.visible_devices) if gpus else None
         sample = replace(sample, gpu_index=meter.index_of(self._job.gpu_uuid), visible_gpus=visible)
         return self._with_energy(sample, gpus)
@@ -219,6 +224,11 @@ def _words_of(error: BaseException) -> str:
         return words
     last = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {words} ({last.filename}:{last.lineno})"
+
+
+def steady_s() -> float:
+    """Read a clock that is not set; where there is one, one that goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if COUNTS_SLEEP else time.monotonic()
 
 
 def period_of(hz: float) -> float:

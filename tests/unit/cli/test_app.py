@@ -171,6 +171,26 @@ def test_a_reader_that_went_away_is_met_with_silence(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.parametrize("closed", ["stdin", "stdout", "stderr"])
+def test_a_stream_that_is_closed_stays_closed_for_a_script_and_breaks_no_verb(
+    closed: str, tmp_path: Path
+) -> None:
+    """A service may close what it does not need; Python then has None in its place."""
+    script = tmp_path / "look.py"
+    script.write_text(
+        "import sys\n"
+        "seen = [name for name in ('stdin', 'stdout', 'stderr') if getattr(sys, name) is None]\n"
+        "open('seen.txt', 'w').write(' '.join(seen))\n"
+        "sys.exit(7)\n"
+    )
+    redirected = {"stdin": "<&-", "stdout": ">&-", "stderr": "2>&-"}[closed]
+    shell = ["sh", "-c", f'exec "$0" -m flatout watch --run "$1" {redirected}', sys.executable, str(script)]
+    done = subprocess.run(shell, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 7, done.stderr
+    assert (tmp_path / "seen.txt").read_text() == closed
+    assert "Traceback" not in done.stderr
+
+
 def test_an_ascii_terminal_gets_an_answer(tmp_path: Path) -> None:
     path = tmp_path / "evidence.json"
     save_evidence(builders.evidence(), path)

@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from flatout.ground.runs import (
     home_folder,
     is_alive,
     list_runs,
+    process_key,
     process_started_s,
     read_run,
     recorded_run,
@@ -73,6 +75,19 @@ def test_a_number_that_was_given_to_a_later_process_is_not_the_run() -> None:
     assert started_s is not None
     assert is_alive(os.getpid(), started_s)
     assert not is_alive(os.getpid(), started_s - 3600)
+
+
+def test_a_clock_that_is_set_kills_no_run() -> None:
+    """Linux counts the start of a process from the boot: where the clock is set, both move along."""
+    run = this_run(time_s=time.time())
+    assert run.process_started_s is not None and run.process_key == process_key(os.getpid())
+    if run.process_key is None:
+        pytest.skip("this system has no key of a process")
+    set_back = replace(run, process_started_s=run.process_started_s - 3600)
+    assert state_of(set_back) == "running"
+    assert state_of(replace(set_back, process_key=None)) == "died"
+    of_another_boot = replace(run, process_key=f"0 {run.process_key.split()[1]}")
+    assert state_of(of_another_boot) == "died"
 
 
 def test_a_rank_is_read_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

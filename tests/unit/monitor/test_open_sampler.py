@@ -99,7 +99,7 @@ def test_any_process_can_be_watched(tmp_path: Path) -> None:
         assert meter.run.visible_devices == "1"
     finally:
         child.communicate(b"\n")
-    assert meter.read(0.0).state == "ended"  # it does not report: nothing says that it died
+    assert meter.read(0.0, 0.0).state == "ended"  # it does not report: nothing says that it died
     for number in (child.pid, -5):
         with pytest.raises(BadInput, match=f"process {number} is not running"):
             folder_of(number, tmp_path)

@@ -76,6 +76,25 @@ def test_a_clock_that_is_set_back_is_noted(played: Played) -> None:
     assert sampler.take().notes == ("the clock was set back by 60 s",)
 
 
+@pytest.mark.parametrize(("counts_sleep", "cause"), [(True, "set"), (False, "suspended")])
+def test_a_clock_that_is_set_forward_is_no_suspension(
+    played: Played, monkeypatch: pytest.MonkeyPatch, counts_sleep: bool, cause: str
+) -> None:
+    """Where no clock counts while the machine sleeps, the two look the same."""
+    monkeypatch.setattr("flatout.monitor.sampler.COUNTS_SLEEP", counts_sleep)
+    wall = [1000.0]
+    sampler = played.sampler()
+    sampler._wall_clock = lambda: wall[0]
+    sampler.take()
+    played.clock.now_s += 1.0
+    wall[0] += 3601.0
+    expected = {
+        "set": "the clock was set forward by 3600 s",
+        "suspended": "no samples for 3601 s: this process or the machine was suspended",
+    }
+    assert sampler.take().notes == (expected[cause],)
+
+
 @given(
     due_s=st.floats(0, 1e6),
     late_s=st.floats(0, 1e5),

@@ -19,6 +19,7 @@ from flatout.monitor.sample import GpuSample, JobSample, JobState
 NO_DATA = "the job does not say when it waits for data: iterate over flatout.watch(loader)"
 NO_STEP = "no step ended in this span"
 ONLY_MEMORY = "this GPU reports only its memory, through the job's torch"
+CLOCK_JUMP_S = 2.0  # beyond what two clocks and a late thread differ by
 NO_RECORD = "the job has not reported yet"
 TAKEN_OVER = (  # from the record as they are
     "steps",
@@ -43,14 +44,16 @@ class JobMeter:
         self.gpu_uuid: str | None = None
         self.told_gpu: GpuSample | None = None
         self._last: JobRecord | None = None
+        self._read_at_s: float | None = None  # of a clock that is not set
+        self._since_step_s = 0.0
         self._is_own = self.run.pid == os.getpid()
 
     @property
     def pid(self) -> int:
         return self.run.pid
 
-    def read(self, time_s: float) -> JobSample:
-        """Read the job since the last reading; `time_s` is since the epoch."""
+    def read(self, time_s: float, now_s: float) -> JobSample:
+        """Read the job since the last reading, at two clocks: since the epoch, and one that is never set."""
         progress = read_channel(self.folder / CHANNEL_FILE)
         if progress is None:
             return self._sample(state=self._state(None), missing={"steps": NO_RECORD})
@@ -61,6 +64,8 @@ class JobMeter:
         missing: dict[str, str] = {}
         if not progress.sees_data:
             missing["phases"] = NO_DATA
+        longest_s = self._longest_s(now_s)
+        self._since_step_s = min(max(time_s - progress.time_s, 0.0), longest_s)
         span_s, steps, samples, phases, device_phases = 0.0, 0, None, None, None
         # Totals that fell were begun again, and their difference means nothing.
         if before is not None and progress.number > before.number and progress.steps >= before.steps:
@@ -71,7 +76,8 @@ class JobMeter:
                 device_phases = _shares(progress.device_s, before.device_s)
         if not steps:
             missing |= dict.fromkeys(("step_s", "steps_per_s"), NO_STEP)
-        is_timed = steps > 0 and span_s > 0 and before is not None
+        # Where the clock was set, the time between two records is not that between their steps.
+        is_timed = steps > 0 and 0 < span_s <= longest_s and before is not None
         # The phases leave out what lies between two loops, such as an evaluation.
         stepping_s = sum(progress.host_s.values()) - sum(before.host_s.values()) if before else 0.0
         return self._sample(
@@ -79,13 +85,18 @@ class JobMeter:
             step_s=stepping_s / steps if is_timed else None,
             steps_per_s=steps / span_s if is_timed else None,
             samples_per_s=samples / span_s if samples and is_timed else None,
-            since_step_s=max(time_s - progress.time_s, 0.0),
+            since_step_s=self._since_step_s,
             phases=phases,
             device_phases=device_phases,
             missing=missing,
             loss_is_finite=None if progress.loss is None else math.isfinite(progress.loss),
             **{name: getattr(progress, name) for name in TAKEN_OVER},
         )
+
+    def _longest_s(self, now_s: float) -> float:
+        """Return the longest time that can lie between two records, or since the last step."""
+        before_s, self._read_at_s = self._read_at_s, now_s
+        return math.inf if before_s is None else self._since_step_s + now_s - before_s + CLOCK_JUMP_S
 
     def _sample(self, **figures: object) -> JobSample:
         run = self.run
@@ -104,7 +115,7 @@ class JobMeter:
             return "running"
         # Only a job that reports says when it ends; of another it is not known that it died.
         gone: JobState = "died" if (self.folder / CHANNEL_FILE).exists() else "ended"
-        if not is_alive(self.run.pid, self.run.process_started_s):
+        if not is_alive(self.run.pid, self.run.process_started_s, self.run.process_key):
             return gone
         try:
             status = psutil.Process(self.run.pid).status()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from flatout.ground.errors import FlatoutError
-from flatout.ground.runs import is_alive, list_runs, process_started_s
+from flatout.ground.runs import is_alive, list_runs, process_key, process_started_s
 from flatout.monitor.web.server import PageServer
 
 MODULE = "flatout.monitor.web.page_process"
@@ -29,6 +29,7 @@ def start_page(*, root: Path | None, host: str, port: int, token: bool = False) 
     options = {
         "pid": os.getpid(),
         "started_s": process_started_s(os.getpid()),
+        "key": process_key(os.getpid()),
         "root": None if root is None else str(root.absolute()),
         "host": host,
         "port": port,
@@ -49,15 +50,18 @@ def start_page(*, root: Path | None, host: str, port: int, token: bool = False) 
         os._exit(2)
 
 
-def serve_beside(*, pid: int, started_s: float | None, root: str | None, **address: Any) -> None:
+def serve_beside(
+    *, pid: int, started_s: float | None, root: str | None, key: str | None = None, **address: Any
+) -> None:
     """Serve the run of a process until soon after that ends; nothing if it ends without a run."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     runs = None if root is None else Path(root)
     folder = None
-    while folder is None and is_alive(pid, started_s):
+    while folder is None and is_alive(pid, started_s, key):
         time.sleep(LOOK_EVERY_S)
         found = list_runs(runs, kind="watch")
-        alive = (path for path, run in found if run.pid == pid and is_alive(pid, run.process_started_s))
+        of_pid = ((path, run) for path, run in found if run.pid == pid)
+        alive = (path for path, run in of_pid if is_alive(pid, run.process_started_s, run.process_key))
         folder = next(alive, None)
     if folder is None:
         return
@@ -67,7 +71,7 @@ def serve_beside(*, pid: int, started_s: float | None, root: str | None, **addre
                 f"flatout: the page is at {page.url} (it ends with the script)", file=sys.stderr, flush=True
             )
             _leave(sys.stderr.fileno())  # who reads stderr to its end must not wait for the page
-            while is_alive(pid, started_s):
+            while is_alive(pid, started_s, key):
                 time.sleep(LOOK_EVERY_S)
             time.sleep(LAST_LOOK_S)
     except FlatoutError as error:
