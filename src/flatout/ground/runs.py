@@ -176,7 +176,12 @@ def create_run(run: Run, root: Path | None = None) -> Path:
         except FileExistsError:
             continue
         break
-    write_run(folder, run)
+    try:
+        write_run(folder, run)
+    except OSError:  # a full disk
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        raise
     return folder
 
 

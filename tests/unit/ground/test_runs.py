@@ -361,6 +361,16 @@ def test_a_full_disk_is_not_a_death(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert read_run(folder).exit_code == 1
 
 
+def test_a_run_that_finds_no_room_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("flatout.ground.runs.replace_whole", refuse)
+    with pytest.raises(OSError, match="No space"):
+        create_run(a_run(), tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_among_temporary_files_the_folder_is_the_users_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from flatout.ground.errors import FlatoutError
-from flatout.ground.runs import end_of
+from flatout.ground.runs import RUN_FILE, end_of
 from flatout.ground.script.main import after_import, run_as_main, show_error, start_command
 from flatout.ground.torchrun import read_launch
 from flatout.monitor.job.last_words import LastWords
@@ -150,7 +150,10 @@ def _end(run: Any, stack: ExitStack) -> None:
         found = verdict(samples)
         if found.bound != "unknown":
             _say(str(found))
-    _say(f"the run is kept: flatout report {run.folder.name}")
+    if (run.folder / RUN_FILE).is_file():
+        _say(f"the run is kept: flatout report {run.folder.name}")
+    else:
+        _say(f"the run is not kept: {run.folder} was removed while the script ran")
 
 
 def _say(message: str) -> None:

@@ -12,6 +12,7 @@ it.  Only the process that made the folder writes to it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import io
 import json
@@ -117,7 +118,11 @@ class _Tier:
         if self._file is None or self._size + len(line) > self._grain.segment_bytes:
             self._next_file()
         assert self._file is not None
-        self._size += os.write(self._file, line)
+        written = os.write(self._file, line)
+        if written < len(line):  # the disk is full: half a line would spoil the next one
+            os.ftruncate(self._file, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path()))
+        self._size += written
 
     def _next_file(self) -> None:
         self.close()

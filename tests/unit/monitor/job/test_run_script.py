@@ -167,6 +167,14 @@ print("done")
     assert "Traceback" not in err
 
 
+def test_a_run_that_is_removed_while_it_is_written_is_not_said_to_be_kept(tmp_path: Path) -> None:
+    source = f"import shutil; shutil.rmtree({str(tmp_path / 'runs')!r}); print('trained')"
+    code, out, err = run(tmp_path, source)
+    assert (code, out) == (0, "trained\n")
+    last = err.splitlines()[-1]
+    assert "the run is not kept" in last and last.endswith("was removed while the script ran")
+
+
 def test_a_killed_script_leaves_a_run_that_died(tmp_path: Path) -> None:
     from flatout.ground.runs import state_of
 

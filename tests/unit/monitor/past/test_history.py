@@ -122,6 +122,19 @@ def test_a_cut_anywhere_loses_the_last_line_at_most(
     assert len(list(read_tier(folder, "raw"))) - complete in (0, 1)
 
 
+def test_half_a_line_on_a_full_disk_spoils_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = write(tmp_path, [1])
+    real = os.write
+    monkeypatch.setattr("os.write", lambda file, line: real(file, line[:31]))
+    with pytest.raises(OSError, match="No space left"):
+        writer(sample(2))
+    monkeypatch.undo()
+    writer(sample(3))
+    writer.close()
+    assert [one.time_s - START_S for one in read_tier(tmp_path, "raw")] == [1, 3]
+    assert len((tmp_path / "raw-000001.jsonl").read_bytes().splitlines()) == 2
+
+
 def test_a_damaged_line_is_passed_over(tmp_path: Path) -> None:
     write(tmp_path, range(3), grains=GRAINS)
     (path,) = segments(tmp_path, "raw").values()
