@@ -72,8 +72,8 @@ def job_of(
             loss=loss,
             name=name or type(model).__name__,
         )
-    if loss is not None or not callable(model_or_step):
-        raise BadInput(f"expected a module or a step function, got {type(model_or_step).__name__}")
+    if loss is not None or not callable(model_or_step) or isinstance(model_or_step, type):
+        raise _neither_module_nor_step(model_or_step, has_loss=loss is not None)
     return _job_of_step(
         model_or_step,
         make_batch=make_batch,
@@ -81,6 +81,20 @@ def job_of(
         optimizer=optimizer,
         name=name or _name(model_or_step),
     )
+
+
+def _neither_module_nor_step(found: Any, *, has_loss: bool) -> BadInput:
+    from torch import nn
+
+    name = _name(found) if callable(found) else type(found).__name__
+    if isinstance(found, type) and issubclass(found, nn.Module):
+        return BadInput(f"expected a module, got the class {name}", hint=f"give a module: {name}(...)")
+    if has_loss and callable(found):
+        return BadInput(
+            f"expected a module beside loss=, got the function {name}",
+            hint="give the module itself; or omit loss=, and let the function return the loss of a batch",
+        )
+    return BadInput(f"expected a module or a step function, got {name}")
 
 
 def job_of_model(

@@ -260,6 +260,16 @@ def test_steps_that_cannot_be_planned_are_refused() -> None:
         job_of(len, torch.ones(2, 2))
 
 
+def test_what_makes_a_module_is_no_module() -> None:
+    def make() -> nn.Module:
+        return nn.Linear(2, 2)
+
+    with pytest.raises(BadInput, match=r"got the class Flatten.*give a module: Flatten\(\.\.\.\)"):
+        job_of(nn.Flatten, torch.ones(4, 2))
+    with pytest.raises(BadInput, match=r"a module beside loss=, got the function .*make.*omit loss="):
+        job_of(make, torch.ones(4, 2), loss=lambda model, batch: model(batch).sum())
+
+
 def test_a_step_that_returns_no_loss_is_refused_when_it_runs() -> None:
     model = nn.Linear(2, 1)
 
