@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 TensorPlace = tuple[object, ...]
+SMALL_BYTES = 64 << 10  # a table, a set of class weights: more than that is a weight or an activation
 
 
 def held_tensors(
@@ -41,16 +42,33 @@ def held_tensors(
         yield from held_tensors(part, at=(*at, key), seen=seen)
 
 
+def _may_decide(tensor: Tensor) -> bool:
+    import torch
+    from torch import nn
+
+    if isinstance(tensor, nn.Parameter) or tensor.layout is not torch.strided:
+        return False
+    is_small = tensor.numel() * tensor.element_size() <= SMALL_BYTES
+    return is_small or not tensor.is_floating_point()
+
+
 def fresh_tensor(tensor: Tensor) -> Tensor:
-    """Return a copy on the default device of the moment; without values where there are none."""
+    """Return a copy on the default device of the moment; without values where there are none.
+
+    Within a trace, values that may decide what a step does stay known: those of masks, tables and counters.
+    """
     import torch
     from torch import nn
     from torch._subclasses.fake_tensor import FakeTensor
 
     with torch.no_grad():
-        fresh = torch.empty_like(tensor, device=torch.get_default_device())
-        if not (isinstance(fresh, FakeTensor) or fresh.is_meta or tensor.is_meta):
+        device = torch.get_default_device()
+        fresh = torch.empty_like(tensor, device=device)
+        has_data = not (fresh.is_meta or tensor.is_meta or isinstance(tensor, FakeTensor))
+        if has_data and not isinstance(fresh, FakeTensor):
             fresh.copy_(tensor)
+        elif has_data and _may_decide(tensor):
+            fresh = tensor.to(device, copy=True)  # an operation, which the trace follows with real values
     if isinstance(tensor, nn.Parameter):
         return nn.Parameter(fresh, requires_grad=tensor.requires_grad)
     return fresh

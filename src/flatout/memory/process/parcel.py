@@ -23,8 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from flatout.ground.errors import BadInput
-
-SMALL_BYTES = 64 << 10  # a table, a set of class weights: more than that is a weight or an activation
+from flatout.memory.jobs.held_tensors import SMALL_BYTES
 
 
 def pack(function: Callable[..., Any], args: tuple[Any, ...], *, with_values: bool = False) -> bytes:

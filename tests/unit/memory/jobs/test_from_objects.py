@@ -16,6 +16,7 @@ from flatout.memory.jobs.from_objects import copy_model, job_of, optimizer_maker
 from flatout.memory.jobs.job import Job, Recipe
 from flatout.memory.jobs.optimizer_copies import OptimizerSequence
 from flatout.memory.jobs.step import Parts, make_parts, run_step
+from tests.support.memory import traced
 
 
 class Tied(nn.Module):
@@ -258,6 +259,36 @@ def test_steps_that_cannot_be_planned_are_refused() -> None:
         job_of(3, torch.ones(2, 2))
     with pytest.raises(BadInput, match="plain function or method, got builtin"):
         job_of(len, torch.ones(2, 2))
+
+
+class Deciding(nn.Module):
+    """A mask, a counter, a list of rates and a table in a plain list decide what a step does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 2)
+        self.register_buffer("keep", torch.arange(32) < 6)
+        self.register_buffer("count", torch.tensor(3))
+        self.register_buffer("rates", torch.tensor([0.25, 2.0]))
+        self.tables = [torch.tensor([0, 1, 1, 0, 1])]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x[:, self.keep]
+        for _ in range(int(self.count)):
+            x = x + 1
+        if self.rates[0] > 0.5:
+            raise AssertionError("the rate is known")
+        return self.layer(x)[self.tables[0].nonzero()[:, 0]]
+
+
+def test_masks_counters_and_tables_of_a_given_model_have_their_values_in_a_trace() -> None:
+    def loss(model: nn.Module, batch: Tensor) -> Tensor:
+        found = model(batch)
+        assert found.shape == (3, 2)
+        return found.sum()  # type: ignore[no-any-return]
+
+    trace = traced(job_of(Deciding(), torch.ones(8, 32), loss=loss), Recipe())
+    assert not trace.guesses
 
 
 def test_what_makes_a_module_is_no_module() -> None:
