@@ -126,7 +126,8 @@ def _rows(summary: Summary) -> Iterator[tuple[str, str]]:
         for each, joules in (("step", summary.energy_per_step_j), ("sample", summary.energy_per_sample_j)):
             parts += [] if joules is None else [f"{show_joules(joules)} per {each}"]
         yield "energy", ", ".join(parts)
-    yield "host memory", f"{show_bytes(summary.host_memory_bytes)} at most"
+    used, total = summary.host_memory_bytes, summary.host_memory_total_bytes
+    yield "host memory", f"{show_bytes(used)} of {show_bytes(total)} at most"
 
 
 def _engine_rows(digest: RunDigest) -> Iterator[tuple[str, str]]:

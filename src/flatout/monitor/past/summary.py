@@ -82,6 +82,7 @@ class Summary:
     peak_allocated_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     host_memory_bytes: int | None = None
+    host_memory_total_bytes: int | None = None  # what a run may use: the machine's, or its container's
     cpu_share: float | None = None
     power_w: float | None = None
     energy_j: float | None = None
@@ -110,6 +111,7 @@ def summarise(recorded: RunOutline) -> Summary:
         duration_s=recorded.duration_s,
         step_s=mean_step_s(recorded.points),
         host_memory_bytes=whole.host.memory_used_bytes,
+        host_memory_total_bytes=whole.host.memory_total_bytes,
         cpu_share=whole.host.cpu_share,
         energy_j=energy_j,
         energy_per_step_j=_over(energy_j, total(recorded.points, lambda job: job.steps)),
