@@ -154,7 +154,8 @@ def _siglip() -> nn.Module:
 def _documents() -> nn.Module:
     from transformers import LayoutLMv3Config, LayoutLMv3ForTokenClassification
 
-    return LayoutLMv3ForTokenClassification(LayoutLMv3Config(num_labels=13, num_hidden_layers=8))
+    shape = {"num_hidden_layers": 8, "max_position_embeddings": 514}  # two more than words, as published
+    return LayoutLMv3ForTokenClassification(LayoutLMv3Config(**shape, num_labels=13))
 
 
 def _handwriting() -> nn.Module:

@@ -373,7 +373,7 @@ class LowRank(nn.Module):
         self.up = nn.Parameter(torch.zeros(weight.shape[0], rank))
 
     def forward(self, weight: Tensor) -> Tensor:
-        return weight + self.up @ self.down
+        return weight + (self.up @ self.down).to(weight.dtype)
 
 
 class RewardModel(nn.Module):
