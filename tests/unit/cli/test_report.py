@@ -34,7 +34,14 @@ def test_a_run_in_figures(runs: Path) -> None:
     kept_run(runs, story(seconds=60, wait=0.4))
     result = run("report", "train")
     assert result.exit_code == 0
-    for words in ("81.0 ms", "NVIDIA H200", "per step", "wait 4", "data, 100 % of the run", "of 256 GiB at most"):
+    for words in (
+        "81.0 ms",
+        "NVIDIA H200",
+        "per step",
+        "wait 4",
+        "data, 100 % of the run",
+        "of 256 GiB at most",
+    ):
         assert words in result.stdout
     document = json.loads(run("report", "train", "--json").stdout)
     assert (document["format"], document["bounds"][0]["bound"]) == ("flatout-run-summary", "data")

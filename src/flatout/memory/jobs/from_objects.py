@@ -169,6 +169,11 @@ def copy_model(model: nn.Module) -> nn.Module:
     import torch
     from torch import nn
 
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+        raise BadInput(
+            f"{type(model).__name__} holds a scripted module, which is not planned",
+            hint="give the model as it is before torch.jit: the same operations run",
+        )
     memo: dict[int, Any] = {}
     for _place, tensor in held_tensors(model):
         if nn.parameter.is_lazy(tensor):

@@ -5,9 +5,9 @@ Masks are often turned into floating point and compared again, so what follows f
 floating point too.
 These are small, so they are computed for real next to their fake counterparts, and such branches go the way
 the real run goes.  Where a value comes from floating point there is none: choices among several (argmax,
-top-k) are answered evenly, comparisons as true, and every such answer is noted as a guess.  A single number
-that is drawn evenly from a range decides whether a layer is dropped (`torch.rand([]) < share`): it counts as
-the upper end of its range, at which as few as possible are.
+top-k) are answered evenly, comparisons as true, every number is finite, and each such answer is noted as a
+guess.  A single number that is drawn evenly from a range decides whether a layer is dropped
+(`torch.rand([]) < share`): it counts as the upper end of its range, at which as few as possible are.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ LARGEST = 1 << 25  # elements; larger tensors are not computed
 UNWRITTEN = {aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty, aten.new_empty_strided}
 VALUE = "_flatout_value"
 HISTOGRAM = aten.histc.default
+NOT_A_NUMBER = {aten.isnan.default, aten.isinf.default}
 UNIFORM = {aten.rand.default, aten.rand_like.default, aten.uniform_.default}
 # the place of the indices among the results; None if they are the only one
 CHOICES = {
@@ -95,6 +96,11 @@ def follow(func: Any, args: Any, kwargs: Any, out: Any, *, guess: Callable[[str,
         return
     if func in CHOICES and value_of(args[0]) is None:
         _choose_evenly(func, args, outs, guess=guess)
+        return
+    if func in NOT_A_NUMBER and value_of(args[0]) is None and _is_followed(outs[0]):
+        with _disable_current_modes():
+            setattr(outs[0], VALUE, torch.zeros(tuple(outs[0].shape), dtype=torch.bool))
+        guess(str(func), "every number taken as finite")
         return
     if func in UNIFORM and outs[0].numel() == 1:
         _draw_highest(func, args, outs[0], guess=guess)

@@ -291,6 +291,14 @@ def test_masks_counters_and_tables_of_a_given_model_have_their_values_in_a_trace
     assert not trace.guesses
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_a_scripted_module_is_refused_with_a_way_on() -> None:
+    model = nn.Linear(2, 2)
+    model.inner = torch.jit.trace(nn.ReLU(), torch.ones(2))
+    with pytest.raises(BadInput, match=r"Linear holds a scripted module.*before torch\.jit"):
+        copy_model(model)
+
+
 def test_what_makes_a_module_is_no_module() -> None:
     def make() -> nn.Module:
         return nn.Linear(2, 2)

@@ -128,6 +128,19 @@ def of_known_scores() -> list[Any]:
     return values_of(torch.tensor([3, 9, 4]).argmax(), torch.tensor([3, 9, 4]).sort().indices)
 
 
+def of_checks() -> list[Any]:
+    x = torch.empty(2, 3)
+    checks = [torch.isnan(x).any(), torch.isinf(x), torch.isnan(torch.tensor([1.0, torch.nan]))]
+    assert not torch.isnan(x).any() and torch.isfinite(x).all()  # as scripts check their losses
+    return values_of(*checks)
+
+
+def test_numbers_that_are_not_known_are_finite_and_that_is_noted() -> None:
+    made = under_rules(of_checks)
+    assert made.result == [False, [[False] * 3] * 2, [False, True]]
+    assert "every number taken as finite" in made.guesses
+
+
 def test_choices_among_known_values_are_true_and_no_guess() -> None:
     made = under_rules(of_known_scores)
     assert made.result == [1, [0, 2, 1]]
