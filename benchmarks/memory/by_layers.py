@@ -1,6 +1,6 @@
 """Where reserved bytes miss: the estimates of all sets, by the layers of their models.
 
-    python benchmarks/memory/by_layers.py --save          # anywhere: reads results/, builds models without data
+    python benchmarks/memory/by_layers.py --save     # anywhere: reads results/, builds models without data
 
 A model counts as one with convolutions if a kernel has more than one position or the channels come in groups;
 else as one with kernels of one position, or with recurrent layers; else as one of neither.
