@@ -95,12 +95,16 @@ class Workspaces:
             aten.convolution_backward.default: convolutions.before_backward,
         }
         self._rules: dict[Any, WorkspaceRule] = {
+            aten.sum.default: self._sum,
             aten.sum.dim_IntList: self._sum,
+            aten.cumsum.default: _copy_to_sum,
+            aten.cumprod.default: _copy_to_sum,
             aten.mean.dim: self._sum,
             aten.embedding_dense_backward.default: _embedding,
             aten._softmax.default: _copy_in_one_piece,
             aten._log_softmax.default: _copy_in_one_piece,
-            aten._softmax_backward_data.default: _softmax,
+            aten._softmax_backward_data.default: _softmax_backward,
+            aten._log_softmax_backward_data.default: _copies_of_both,
             aten._safe_softmax.default: _safe_softmax,
             aten.native_layer_norm_backward.default: self._layer_norm_backward,
             aten._fft_c2r.default: _copy_of_input,
@@ -152,8 +156,13 @@ class Workspaces:
         return fresh
 
     def _sum(self, args: Any, kwargs: Any) -> tuple[Group, ...]:
+        copies = _copy_to_sum(args, kwargs)
+        held = (*(copies[0] if copies else ()), *self._partial_sums(args))
+        return (held,) if held else ()
+
+    def _partial_sums(self, args: Any) -> Group:
         """Return the partial sums of a sum over slow dimensions: the gradient of a bias."""
-        x, dims = args[0], args[1]
+        x, dims = args[0], args[1] if len(args) > 1 else None
         if not dims or not x.dim() or x.dtype.itemsize > 4:
             return ()
         reduced = {dim % x.dim() for dim in dims}
@@ -162,7 +171,7 @@ class Workspaces:
         if fastest is None or fastest in reduced:
             return ()
         numbers = (x.numel() // max(1, num_inputs), num_inputs, self.num_multiprocessors)
-        return ((Formula("partial sums", (*numbers, _num_in_row(x, reduced))),),)
+        return (Formula("partial sums", (*numbers, _num_in_row(x, reduced))),)
 
     def _layer_norm_backward(self, args: Any, kwargs: Any) -> tuple[Group, ...]:
         """Return the sums by blocks of rows for weight and bias, then what summing those takes."""
@@ -215,8 +224,28 @@ def _index_put(args: Any, kwargs: Any) -> tuple[Group, ...]:
     return (*linear, sum(_in_one_piece(args[2]), sorting))
 
 
-def _softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    return ((args[1].nbytes,),)
+def _copy_to_sum(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """Return the copy of what is summed in another type: a mask is counted as integers of eight bytes.
+
+    Half precision that is summed to single precision is read as it is.
+    """
+    x, dtype = args[0], kwargs.get("dtype")
+    if dtype is None and not (x.is_floating_point() or x.is_complex()):
+        dtype = torch.int64
+    if dtype in (None, x.dtype) or (x.dtype in attention.HALF and dtype is torch.float32):
+        return ()
+    return ((x.numel() * dtype.itemsize,),)
+
+
+def _softmax_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """Return the product of gradient and result, which lies as the gradient does, and copies of it in rows."""
+    gradient, result = args[0], args[1]
+    copies = (result.nbytes for each in (gradient, result) if not each.is_contiguous())
+    return ((result.nbytes, *copies),)
+
+
+def _copies_of_both(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    return _in_one_piece(args[0], args[1])
 
 
 def _loss_by_element(args: Any, kwargs: Any) -> tuple[Group, ...]:

@@ -59,6 +59,31 @@ def test_the_backward_of_softmax_holds_a_product() -> None:
     )
 
 
+def test_the_backward_of_softmax_copies_what_does_not_lie_in_rows() -> None:
+    """Seen where scores come from a product of turned tensors: 64 MiB more at the full batch."""
+    x = meta(4, 8, 16)
+    turned = meta(4, 16, 8).transpose(1, 2)
+    for gradient, result, count in ((turned, x, 2), (x, turned, 2), (turned, turned, 3)):
+        (group,) = Workspaces().of(aten._softmax_backward_data.default, (gradient, result, -1, x.dtype), {})
+        assert group == (x.nbytes,) * count
+        copies = Workspaces().of(aten._log_softmax_backward_data.default, (gradient, result, -1, x.dtype), {})
+        assert copies == ((x.nbytes,) * (count - 1),)
+
+
+@pytest.mark.parametrize("func", [aten.sum.default, aten.sum.dim_IntList, aten.cumsum.default])
+def test_what_is_summed_in_another_type_is_copied_first(func: Any) -> None:
+    """A mask of a maximum over 128 x 1000 x 256 takes 250 MiB so."""
+
+    def copied(of: torch.dtype, **kwargs: Any) -> Any:
+        rest = ([1],) if func is aten.sum.dim_IntList else (1,) if func is aten.cumsum.default else ()
+        return Workspaces().of(func, (meta(4, 64, dtype=of), *rest), kwargs)
+
+    assert copied(torch.bool) == copied(torch.int32) == ((8 * 256,),)
+    assert copied(torch.int64) == copied(torch.float32) == ()
+    assert copied(torch.float32, dtype=torch.float64) == ((8 * 256,),)
+    assert copied(torch.bfloat16, dtype=torch.float32) == ()
+
+
 def test_a_loss_is_taken_for_each_element_before_it_is_averaged() -> None:
     x, target = meta(8, 3, 16), meta(8, 1, 16, dtype=torch.float32)
     of = Workspaces().of
