@@ -238,7 +238,7 @@ def _copy_to_sum(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def _softmax_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    """Return the product of gradient and result, which lies as the gradient does, and copies of it in rows."""
+    """Return the product of gradient and result, which lies as the gradient does, and copies in rows."""
     gradient, result = args[0], args[1]
     copies = (result.nbytes for each in (gradient, result) if not each.is_contiguous())
     return ((result.nbytes, *copies),)
