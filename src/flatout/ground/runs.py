@@ -421,7 +421,7 @@ def process_key(pid: int) -> str | None:
 
 
 def is_alive(pid: int, started_s: float | None, key: str | None = None) -> bool:
-    """Return whether the process still runs that has this key, else started at `started_s`; no zombie does."""
+    """Return whether the process still runs with this key, or that started at `started_s`; no zombie does."""
     try:
         process = psutil.Process(pid)
         found = process_key(pid) if key is not None else None
