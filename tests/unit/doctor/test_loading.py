@@ -66,7 +66,7 @@ def test_workers_that_wait_are_advised_more_of_them(made: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("speedup", "fix"), [(3.0, "num_workers=6"), (1.0, "make samples cheaper"), (1.1, "more workers")]
+    ("speedup", "fix"), [(3.0, "num_workers=6"), (1.0, "wait less for storage"), (1.1, "more workers")]
 )
 def test_a_run_with_other_workers_decides(made: Any, speedup: float, fix: str) -> None:
     arms = (

@@ -5,8 +5,9 @@ youngest generation, a tenth of a second for a full collection of a million obje
 when it begins and ends, so nothing has to be guessed, and a job without collections pays nothing.  A
 collection while torch.compile makes its objects belongs to the cost of compiling.
 
-Python drops what a listener of the collector raises.  A signal that arrives during a collection raises in the
-first Python code after it, which is the listener: a Ctrl-C would be lost, so it is sent once more.
+Python drops what a listener of the collector, a callback of a weak reference or a `__del__` raises.  A signal
+that arrives during a collection raises in the first Python code after it, which is one of these: a Ctrl-C
+would be lost, so it is sent once more.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class GarbageWatch:
         shown = sys.unraisablehook
 
         def show_or_send_again(dropped: sys.UnraisableHookArgs) -> None:
-            if dropped.object == self._note and issubclass(dropped.exc_type, KeyboardInterrupt):
+            if issubclass(dropped.exc_type, KeyboardInterrupt):
                 threading.Timer(AGAIN_S, os.kill, (os.getpid(), signal.SIGINT)).start()
             else:
                 shown(dropped)

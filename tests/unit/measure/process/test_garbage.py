@@ -6,8 +6,10 @@ import gc
 import os
 import signal
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,6 +106,11 @@ def collect_and_wait() -> None:
     time.sleep(60)
 
 
+def let_go_and_wait(held: list[Any]) -> None:
+    held.clear()
+    time.sleep(60)
+
+
 @pytest.mark.usefixtures("only_listener")
 def test_an_interrupt_that_comes_during_a_collection_is_not_lost() -> None:
     class Interrupts:
@@ -114,3 +121,15 @@ def test_an_interrupt_that_comes_during_a_collection_is_not_lost() -> None:
     del found
     with pytest.raises(KeyboardInterrupt):
         collect_and_wait()
+
+
+@pytest.mark.usefixtures("watch")
+def test_an_interrupt_in_the_callback_of_a_weak_reference_is_not_lost() -> None:
+    class Held:
+        pass
+
+    held = [Held()]
+    reference = weakref.ref(held[0], lambda _reference: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        let_go_and_wait(held)
+    assert reference() is None
