@@ -31,8 +31,9 @@ from tests.support.evolution import save_tiny, tiny_settings
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FLEET = EXAMPLES / "fleet"
 VERBS = {tuple(name.split()): command for name, command in all_verbs()}
-# Each writes its arguments, ended by zeros, as one line; srun does what it is asked to, for one task.
-RECORD = '#!/bin/bash\nprintf "%s\\0" "$(basename "$0")" "$@" >> "$CALLS"; echo >> "$CALLS"\n'
+# Each writes its arguments, ended by zeros; srun does what it is asked to, for one task.
+# One write for each call: several of them share the file.
+RECORD = '#!/bin/bash\nprintf "%s\\0" "$(basename "$0")" "$@" END >> "$CALLS"\n'
 SHIMS = {
     "torchrun": RECORD,
     "flatout": RECORD,
@@ -69,7 +70,7 @@ def calls(command: Sequence[str], folder: Path, variables: dict[str, str], **shi
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    return [line.split("\0")[:-1] for line in record.read_text().split("\n")[:-1]]
+    return [call.split("\0") for call in record.read_text().split("\0END\0")[:-1]]
 
 
 def check_flatout(arguments: Sequence[str]) -> str:
@@ -210,8 +211,10 @@ def test_pods_that_are_started_again_go_on(tmp_path: Path) -> None:
     log = log_path(out)
     reached = json.loads(log.read_text().splitlines()[-1])["epoch"]
     assert [pod.wait() for pod in start(reached + 2)] == [0, 0]
-    epochs = [json.loads(line).get("epoch") for line in log.read_text().splitlines()]
-    assert [epoch for epoch in epochs if epoch is not None] == list(range(reached + 3))
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    epochs = [line["epoch"] for line in lines if "epoch" in line]
+    assert sorted(set(epochs)) == list(range(reached + 3))
+    assert len(epochs) <= reached + 4  # one may be done again: killed before its checkpoint was written
 
 
 def test_the_skypilot_task_starts_what_the_parsers_take(tmp_path: Path) -> None:
