@@ -209,15 +209,16 @@ class Trials:
         (own / "scratch").mkdir(parents=True)
         workers = [int(dose.value) for dose in doses if dose.name == "loader-workers"]
         plan = self.plan.past_queue(workers[-1]) if timed and workers else self.plan
-        only_times = timed and bool(doses)  # the job's own runs are compared in numbers, too
+        # The job's own runs are compared in numbers, too; and ranks, each with its clock, must end alike.
+        may_grow = timed and bool(doses) and self.ranks == 1
         options = TrialOptions(
             result=str(own / "result.json"),
             scratch=str(own / "scratch"),
             warmup=plan.warmup,
             blocks=plan.blocks,
             block_steps=plan.block_steps,
-            checked=(1, 2, plan.warmup) if only_times else (1, 2, plan.warmup, plan.num_steps),
-            most_block_steps=plan.most_block_steps if only_times else 0,
+            checked=(1, 2, plan.warmup) if may_grow else (1, 2, plan.warmup, plan.num_steps),
+            most_block_steps=plan.most_block_steps if may_grow else 0,
         )
         installed, texts = _split(doses, own)
         child = ChildOptions(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from flatout.tuner import verdict
+from flatout.tuner.child import ChildOptions, TrialOptions
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trials import TrialPlan, Trials, launches
@@ -148,6 +149,33 @@ def test_a_patched_script_starts_without_the_tools_that_patch_it(
     with Trials(["train.py"], module=False, plan=PLAN) as trials:
         found = trials.run([Dose(name="dropped-calls", value="train.py")])
     assert verdict.failure(found) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "doses", "timed", "grows"),
+    [
+        (1, [Dose(name="threads", value=1)], True, True),
+        (1, [], True, False),  # the job's own runs are compared in numbers, too
+        (1, [Dose(name="threads", value=1)], False, False),
+        (2, [Dose(name="threads", value=1)], True, False),  # each has its own clock, and they must end alike
+    ],
+)
+def test_blocks_grow_where_only_times_of_one_process_count(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, doses: list[Dose], timed: bool, grows: bool
+) -> None:
+    asked: list[TrialOptions] = []
+
+    def run_child(_trials: Trials, child: ChildOptions, _own: Path, *, limit_s: float) -> TrialResult:
+        assert limit_s > 0 and child.trial is not None
+        asked.append(child.trial)
+        return TrialResult(ended="measured")
+
+    monkeypatch.setattr(Trials, "_run_child", run_child)
+    plan = replace(PLAN, seen_steps=300)
+    with Trials(["train.py"], module=False, plan=plan, ranks=ranks) as trials:
+        trials.run(doses, timed=timed)
+    assert [options.most_block_steps for options in asked] == [99 if grows else 0]
+    assert (plan.num_steps in asked[0].checked) is not grows
 
 
 def test_a_timed_trial_lasts_longer_than_the_queue_of_its_workers() -> None:

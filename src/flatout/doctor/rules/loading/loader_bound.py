@@ -146,7 +146,7 @@ def _fix(loader: Loader, workers: Counterfactual | None, *, cores: float) -> str
     if loading.is_blocked(loader):
         where = f", above all at {lines[0][0]}" if lines else ""
         less = f"wait less for storage{where}, by larger reads or a local copy"
-        return f"{less}: more workers were not seen to help"
+        return less if workers is None else f"{less}: more workers were not seen to help"
     return f"{cheaper}: more workers would share the {cores:g} cores of this job"
 
 

@@ -67,6 +67,11 @@ def test_workers_that_wait_for_storage_are_not_said_to_want_cores(made):
     job = waiting(made, made.counterfactual("cached", 2.0), tried, num_workers=6)
     (finding,) = detect(dataclasses.replace(job, loaders=(blocked,)))
     assert finding.fix.startswith("wait less for storage") and "cores" not in finding.fix
+    assert finding.fix.endswith("more workers were not seen to help")
+    many = dataclasses.replace(blocked, num_workers=16)
+    untried = waiting(made, made.counterfactual("cached", 2.0), num_workers=16)
+    (finding,) = detect(dataclasses.replace(untried, loaders=(many,)))
+    assert finding.fix.startswith("wait less for storage") and "not seen" not in finding.fix
 
 
 @pytest.mark.parametrize(
