@@ -60,7 +60,7 @@ def judge(question, text):
         time.sleep(0.02)
     return float(len(text))
 """
-SHARED = "every worker decodes a full batch of rows: two take turns on the GPU"
+SHARED = "two workers take turns on the GPU; one decodes while the other judges and launches"
 
 
 def run_search(folder: Path, *, workers: int, **on_gpu: Any) -> dict[str, Any]:

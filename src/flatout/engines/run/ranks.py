@@ -41,6 +41,7 @@ class Ranks:
         self.device, self.rank, self.num_ranks = device, rank, num_ranks
         self.meeting = meeting
         self._carrier = carrier or torch.device("cpu")
+        self._kept: tuple[object, tuple[Tensor, Tensor, Tensor]] | None = None  # of the last exchange
         self.sent_bytes: Counter[str] = Counter()  # by what it was
 
     @classmethod
@@ -98,21 +99,43 @@ class Ranks:
 
         One process that computes all parts sums in the same order, so the number of ranks changes no bit.
         Every rank sums its share of the columns and sends it to the others: with one part each, the bytes of
-        an all-reduce.
+        an all-reduce.  The sum on a CPU is overwritten by the next call.
         """
         num_parts, width = parts.shape
-        share = -(-width // self.num_ranks)
-        padded = parts.new_zeros(num_parts, share * self.num_ranks, device=self._carrier)
+        padded, found, every = self._buffers(num_parts, width, parts.dtype)
         padded[:, :width] = parts
         # [parts, ranks, share] to [ranks, parts, share]: rank r is sent its columns of every part.
-        given = padded.view(num_parts, self.num_ranks, share).transpose(0, 1).contiguous()
-        found, every = torch.empty_like(given), padded.new_empty(share * self.num_ranks)
+        given = padded.view(num_parts, self.num_ranks, -1).transpose(0, 1).contiguous()
         with lost_ranks():
             distributed.all_to_all_single(found, given)
-            total = fold(found.transpose(0, 1).reshape(-1, share))
-            distributed.all_gather(list(every.split(share)), total)
+            total = fold(found.transpose(0, 1).reshape(-1, given.shape[-1]))
+            distributed.all_gather_into_tensor(every, total)
         self._count(what, (num_parts + 1) * total.nbytes * (self.num_ranks - 1))
         return every[:width].to(parts.device)
+
+    def _buffers(self, num_parts: int, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what an exchange sends, receives and ends with; the ranks divide the columns.
+
+        The system hands out fresh memory a page at a time, which on a CPU takes longer than the exchange, so
+        the buffers of the last exchange are used again.  A GPU's allocator keeps its memory anyway.
+        """
+        wanted = (num_parts, width, dtype)
+        if self._kept is None or self._kept[0] != wanted:
+            share = -(-width // self.num_ranks)
+            on_cpu = self._carrier.type == "cpu"
+            buffers = (
+                torch.zeros(num_parts, share * self.num_ranks, dtype=dtype, device=self._carrier),
+                torch.empty(self.num_ranks, num_parts, share, dtype=dtype, device=self._carrier),
+                torch.empty(share * self.num_ranks, dtype=dtype, device=self._carrier),
+            )
+            if (
+                on_cpu and self.device.type == "cuda"
+            ):  # copies to and from a GPU are faster from pinned memory
+                buffers = buffers[0].pin_memory(), buffers[1], buffers[2].pin_memory()
+            if not on_cpu:
+                return buffers
+            self._kept = wanted, buffers
+        return self._kept[1]
 
     def any(self, flag: bool) -> bool:
         """Return whether a flag is set on any rank."""

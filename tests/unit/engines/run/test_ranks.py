@@ -89,6 +89,10 @@ with Ranks.join("cpu") as ranks:
     every = torch.randn(6, 7, generator=torch.Generator().manual_seed(0)) * 10.0 ** torch.arange(-3, 4)
     assert ranks.sum_in_order(every[ranks.rank::2]).equal(fold(every))
     assert ranks.sent_bytes["gradients"] == (3 + 1) * 4 * 4  # half of eight numbers each
+    # Buffers are used again: nothing of the last exchange is left, and another width gets its own.
+    for seed, width in enumerate((7, 7, 4)):
+        other = torch.randn(4, width, generator=torch.Generator().manual_seed(seed))
+        assert ranks.sum_in_order(other[ranks.rank::2]).equal(fold(other))
     assert ranks.any(ranks.rank == 1) and not ranks.any(False)
     torch.manual_seed(ranks.rank)
     module = nn.Linear(3, 3)

@@ -23,6 +23,7 @@ class GradientSum:
     def __init__(self, total: Total = fold) -> None:
         self._total = total
         self._parts: list[Tensor] = []
+        self._spare: list[Tensor] = []  # parts of the last update, on a CPU, where fresh memory is slow
 
     @classmethod
     def where_needed(
@@ -35,12 +36,18 @@ class GradientSum:
 
     def add(self, gradients: list[Tensor], *, last: bool) -> None:
         """Set aside the gradients of one batch and zero them; after the last batch, write the whole sum."""
-        self._parts.append(torch.cat([each.reshape(-1) for each in gradients]))
+        spare = self._spare.pop() if self._spare else None
+        if spare is not None and len(spare) != sum(each.numel() for each in gradients):
+            spare = None  # a task has ended: fewer weights train
+        self._parts.append(torch.cat([each.reshape(-1) for each in gradients], out=spare))
         if not last:
             torch._foreach_zero_(gradients)
             return
-        whole = self._total(torch.stack(self._parts))
-        self._parts.clear()
+        one_part = len(self._parts) == 1
+        whole = self._total(self._parts[0][None] if one_part else torch.stack(self._parts))
+        if self._parts[0].device.type == "cpu":
+            self._spare = self._parts
+        self._parts = []
         parts = whole.split([each.numel() for each in gradients])
         for gradient, part in zip(gradients, parts, strict=True):
             gradient.copy_(part.view_as(gradient))

@@ -23,6 +23,8 @@ def test_batches_are_put_aside_and_added_in_their_order() -> None:
     assert gradients[1].tolist() == [[12.0]]
     found.add(gradients, last=True)  # the next update begins at nothing
     assert gradients[1].tolist() == [[12.0]]
+    found.add(gradients[:1], last=True)  # a task has ended
+    assert gradients[0].tolist() == [0.0, 6.0]
 
 
 def test_one_batch_and_a_gpu_alone_need_no_sum() -> None:
