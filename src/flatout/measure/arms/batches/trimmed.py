@@ -27,6 +27,8 @@ LEAST_WIDTH = 8  # positions: narrower arrays are features
 MOST_ALIKE = 16  # rows of one length that one kept row represents
 LABELS = {"longest": "trimmed", "similar": "trimmed, similar lengths"}
 
+Cut = tuple[Any, int]  # a batch, and its positions: rows times width
+
 
 class Trimmed(Arm):
     """Kept batches served with less padding."""
@@ -60,7 +62,7 @@ class Trimmed(Arm):
         except NotPadded as reason:
             self.refusal = str(reason)
         else:
-            self._served.replace(changed)
+            self._served.replace(batch for batch, _positions in changed)
 
     def end(self) -> None:
         self._served.end()
@@ -128,15 +130,18 @@ class PaddedBatch:
         return map_arrays(self.batch, take)
 
 
-def trim(batches: list[PaddedBatch], _alike: int = 1) -> list[Any]:
+def trim(batches: list[PaddedBatch], _alike: int = 1) -> list[Cut]:
     """Cut each batch to its longest row."""
     widths = [int(batch.ends.max()) for batch in batches]
     if all(width == batch.width for batch, width in zip(batches, widths, strict=True)):
         raise NotPadded("every batch has a row that fills it, so nothing can be cut off")
-    return [batch.around(batch.arrays, width=width) for batch, width in zip(batches, widths, strict=True)]
+    return [
+        (batch.around(batch.arrays, width=width), batch.rows * width)
+        for batch, width in zip(batches, widths, strict=True)
+    ]
 
 
-def sort_by_length(batches: list[PaddedBatch], alike: int = 1) -> list[Any]:
+def sort_by_length(batches: list[PaddedBatch], alike: int = 1) -> list[Cut]:
     """Batch all rows by similar length; each row stands for `alike` rows of its length."""
     import torch
 
@@ -155,14 +160,15 @@ def sort_by_length(batches: list[PaddedBatch], alike: int = 1) -> list[Any]:
     ]
     order = torch.argsort(ends).repeat_interleave(alike)
     chosen = [order[start : start + rows] for start, rows in _spread([b.rows for b in batches], len(order))]
-    sorted_batches = []
-    for turn in take_turns([int(ends[rows].max()) for rows in chosen]):
+    widths = [int(ends[rows].max()) for rows in chosen]
+    cuts = []
+    for turn in take_turns(widths):
         arrays = [
             array if pool is None else pool[chosen[turn]]
             for array, pool in zip(first.arrays, pools, strict=True)
         ]
-        sorted_batches.append(first.around(arrays, width=int(ends[chosen[turn]].max())))
-    return sorted_batches
+        cuts.append((first.around(arrays, width=widths[turn]), len(chosen[turn]) * widths[turn]))
+    return cuts
 
 
 def _spread(sizes: list[int], length: int) -> Iterable[tuple[int, int]]:
@@ -184,7 +190,7 @@ def take_turns(widths: list[int]) -> list[int]:
     return taken[-1:] + taken[:-1]
 
 
-CHANGES: dict[str, Callable[[list[PaddedBatch], int], list[Any]]] = {
+CHANGES: dict[str, Callable[[list[PaddedBatch], int], list[Cut]]] = {
     "longest": trim,
     "similar": sort_by_length,
 }
@@ -201,12 +207,10 @@ def propose(context: ArmContext) -> Iterable[Arm]:
     for to, change in CHANGES.items():
         try:
             padded = [PaddedBatch(each.batch, ragged=ragged) for each in record.kept]
-            changed = [PaddedBatch(batch, ragged=ragged) for batch in change(padded, alike)]
+            changed = change(padded, alike)
         except NotPadded:
             continue
-        saved = 1 - sum(batch.rows * batch.width for batch in changed) / sum(
-            batch.rows * batch.width for batch in padded
-        )
+        saved = 1 - sum(num for _batch, num in changed) / sum(batch.rows * batch.width for batch in padded)
         if saved >= LEAST_SAVED:
             suspicion = min(1.0, saved * model_s / context.step_s)
             yield Trimmed(

@@ -144,6 +144,15 @@ def test_padding_is_proposed_by_the_positions_it_takes(context: Any, keep: Keep)
     assert arms["trimmed, similar lengths"] == pytest.approx(0.8 * (1 - of_all_four / 62))
 
 
+def test_short_rows_become_batches_too_narrow_to_count_as_sequences(context: Any, keep: Keep) -> None:
+    data = [sentence(length, 62) for length in [2, 3, 30, 31] * 4]
+    keep(DataLoader(data, batch_size=4), 2)
+    assert [arm.label for arm in propose(context(phases_s={"forward": 0.8}))] == [
+        "trimmed",
+        "trimmed, similar lengths",
+    ]
+
+
 def test_full_batches_are_not_proposed(context: Any, keep: Keep) -> None:
     assert not list(propose(context()))
     keep(DataLoader(torch.arange(1, 641).reshape(40, 16), batch_size=4), 2)
