@@ -45,6 +45,7 @@ class Look(NamedTuple):
     in_model: bool
     in_loader: int | None = None  # a loader calls the places from this index on
     late_s: float = 0.0  # delay after it was due: another line held the interpreter's lock
+    due_earlier: bool = False  # it was due before the thread entered the phase in which it was found
 
 
 class StackWatch:
@@ -84,7 +85,7 @@ class StackWatch:
                 # if the clock changed between the two, the thread may be in another step by now
                 if lines and region != EXCLUDED and self._clock.last == changed_at:
                     look = self._look(lines, region, time_s, time_s - self._before_s)
-                    self.looks.append(look._replace(late_s=late_s))
+                    self.looks.append(look._replace(late_s=late_s, due_earlier=changed_at > due_s))
                 self._before_s = time_s
                 if len(self.looks) >= MOST_LOOKS:
                     self._thin_out()

@@ -280,8 +280,7 @@ def _tally(
     """Divide the excess of each long step that counts by what its samples found.
 
     A step too short for a sample is divided like all samples in similar steps together: a single sample may
-    have hit the typical part of its step, and says little about another.  A late sample in a typical line
-    says nothing: it was due in whatever held the interpreter's lock before.
+    have hit the typical part of its step, and says little about another.
     """
     tallies: dict[Cause, CauseTally] = defaultdict(CauseTally)
     seen: dict[int, Seen] = {}
@@ -293,7 +292,7 @@ def _tally(
             if cause is not None:
                 weights[cause] += look.weight_s
                 tallies[cause].note(look, cause)
-            whole_s += look.weight_s if cause is not None or look.late_s < LATE_S else 0.0
+            whole_s += look.weight_s if cause is not None or not _is_late(look) else 0.0
         if whole_s:
             seen[id(step)] = Seen(step, weights, whole_s)
     for step in long if seen else ():
@@ -321,6 +320,14 @@ def _tally(
                 tally.in_warm_up &= step.row.arm == WARM_UP
                 tally.more_calls |= step.more_calls
     return tallies
+
+
+def _is_late(look: Look) -> bool:
+    """Return whether a sample in a typical line says nothing, because something else held the lock until then.
+
+    Pure Python is asked for the lock after 5 ms only, so a sample due in shorter work finds what follows it.
+    """
+    return look.due_earlier or look.late_s >= LATE_S
 
 
 def _alike(step: LongStep, seen: list[Seen]) -> list[Seen]:

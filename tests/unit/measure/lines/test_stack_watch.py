@@ -53,6 +53,19 @@ def test_looks_name_the_lines_from_the_outermost_to_the_innermost() -> None:
     assert looks == sorted(looks, key=lambda look: look.time_s)
 
 
+def test_looks_that_were_due_in_an_earlier_phase_are_told_apart() -> None:
+    """Each phase is far shorter than the time that this thread may keep the lock."""
+    clock = Clock()
+    watch = StackWatch(clock, UserCode(str(HERE.parent)))
+    watch.start()
+    while sum(look.due_earlier for look in watch.looks) < 3:
+        clock.enter(FORWARD)
+        spend(0.0005)
+        clock.leave()
+    watch.stop()
+    assert all(look.late_s > 0 for look in watch.looks if look.due_earlier)
+
+
 class Order(torch.utils.data.Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         spend(0.25)

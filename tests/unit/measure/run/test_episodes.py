@@ -250,12 +250,12 @@ def test_a_step_without_a_look_is_like_the_one_nearest_in_length() -> None:
     assert found.seconds == pytest.approx(0.8 + 0.34)
 
 
-def drawn(run: Run, *places: Place, took_s: float = 0.05, late_s: float = 0.0) -> None:
+def drawn(run: Run, *places: Place, took_s: float = 0.05, **changes: Any) -> None:
     """Ten steps, and one more that takes far longer, with a look at its middle or at none of its lines."""
     run.steps(10)
     start_s, _ = run.step(took_s + STEP_S)
     if places:
-        run.look(MAIN, *places, at_s=start_s + took_s / 2, late_s=late_s)
+        run.look(MAIN, *places, at_s=start_s + took_s / 2, **changes)
 
 
 def test_a_step_without_a_look_is_divided_as_all_steps_like_it_are() -> None:
@@ -270,11 +270,12 @@ def test_a_step_without_a_look_is_divided_as_all_steps_like_it_are() -> None:
     assert found.seconds == pytest.approx(3 * 0.05 + 0.063 * 3 / 4)
 
 
-def test_a_look_that_came_late_to_a_typical_line_says_nothing() -> None:
+@pytest.mark.parametrize("late", [{"late_s": 0.004}, {"late_s": 0.0004, "due_earlier": True}])
+def test_a_look_that_came_late_to_a_typical_line_says_nothing(late: dict[str, Any]) -> None:
     run = Run()
     for _ in range(3):
         drawn(run, CALLS)
-        drawn(run, STEP, late_s=0.004)
+        drawn(run, STEP, **late)
     (found,) = run.episodes()
     assert (found.times, found.seconds) == (6, pytest.approx(6 * 0.05))
 
