@@ -4,7 +4,8 @@
 differences between processes.  The interval is Student's t over the logarithms of the ratios.  A treatment is
 kept if the lower end lies above 1.03 and dropped if the upper end lies below; others get more pairs.  Two
 pairs are enough to keep it if the lower end, which is far from the middle then, lies above 1.3.  A treatment
-that can be switched gets its interval from blocks of one run.
+that can be switched gets its interval from blocks of one run.  Everything kept together gets more pairs until
+its interval is narrow: it is what the user is told.
 
 **Numbers.**  Exact treatments have the batches, losses, gradients and parameters of the job, bit for bit.
 Reordered ones are compared at the first step, from the same weights and batch, with a run in 64 bits: the
@@ -30,6 +31,7 @@ from flatout.tuner.trial.switched import ArmResult
 
 FEWEST_PAIRS, MOST_PAIRS = 3, 6
 CLEAR_PAIRS, CLEAR_GAIN = 2, 1.3  # two pairs are enough if even their wide interval shows this much
+PRECISE = 1.1  # a gain is told with an interval that reaches no further from it
 MARGIN = 0.002  # of the loss, for lossy treatments
 STEP_MARGIN = 0.02  # of the length of the first step, also for lossy treatments
 ERROR_FACTOR, HALF_ERROR_FACTOR = 2.0, 3.0  # times the job's own error against 64 bits
@@ -70,6 +72,11 @@ class Gain:
     @property
     def is_settled(self) -> bool:
         return self.is_kept or self.is_none
+
+    @property
+    def is_precise(self) -> bool:
+        """Whether its interval is narrow enough to tell; how little nothing is need not be known."""
+        return self.is_none or (self.num_pairs >= FEWEST_PAIRS and self.high <= PRECISE * self.ratio)
 
 
 def gain_of(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> Gain:

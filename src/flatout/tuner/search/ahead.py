@@ -65,13 +65,14 @@ def closing_units(
 ) -> list[Unit]:
     """Return the trials at the end: some kept treatments are left out once, then everything is timed.
 
-    A single treatment whose pairs are timed needs none.
+    The pairs of a single treatment count.
     """
-    if not kept or (len(kept) == 1 and (is_timed or str(kept[0]) in times.pairs)):
+    if not kept:
         return []
+    known = LIKELY_PAIRS if is_timed and len(kept) == 1 else len(times.pairs_of_one(kept))
     units: list[Unit] = []
     for dose in leave_out:
         others = [each for each in kept if each != dose]
         in_run = times.switched_units([dose], others) if treatment_of(dose).switch is not None else []
         units += in_run or [one_pair(others, kept, number) for number in range(LIKELY_PAIRS)]
-    return units + [one_pair([], kept, number) for number in range(FEWEST_PAIRS)]
+    return units + [one_pair([], kept, number) for number in range(known, FEWEST_PAIRS)]

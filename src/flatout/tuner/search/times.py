@@ -49,6 +49,7 @@ class Times:
     ) -> None:
         self.trials, self.evidence, self._say = trials, evidence, say
         self.pairs: dict[str, Pairs] = {}  # runs without and with a treatment, by label
+        self._pairs_on: dict[str, list[Dose]] = {}  # what both runs had, by label
         self.in_run: dict[str, Gain] = {}  # gains of switched treatments
         self.in_run_on: list[Dose] | None = None  # what was kept when they were measured
         self.noise_in_run: Gain | None = None
@@ -103,34 +104,56 @@ class Times:
         self.trials.forget(NOISE)
         return pairs
 
-    def gain(
-        self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str, fewest: int = CLEAR_PAIRS
-    ) -> Gain:
+    def gain(self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str) -> Gain:
         """Alternate two arms, A B B A, until the answer is settled or another pair would end too late."""
-        self.pairs[label] = []
-        self.trials.expect(label, [one_pair(without, with_, number) for number in range(FEWEST_PAIRS)])
+        self.pairs[label], self._pairs_on[label] = [], list(without)
+        return self._alternate(without, with_, label=label)
+
+    def total(self, kept: Sequence[Dose], *, label: str) -> Gain:
+        """Alternate the job and everything kept until the gain is precise, or as in `gain`.
+
+        The pairs of a single treatment that was timed beside the job itself count.
+        """
+        self.pairs[label] = self.pairs_of_one(kept)
+        return self._alternate([], kept, label=label, is_precise=True)
+
+    def pairs_of_one(self, kept: Sequence[Dose]) -> Pairs:
+        """Return the pairs of the job itself and a single kept treatment, so far."""
+        known = str(kept[0]) if len(kept) == 1 else ""
+        return list(self.pairs[known]) if self._pairs_on.get(known) == [] else []
+
+    def _alternate(
+        self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str, is_precise: bool = False
+    ) -> Gain:
+        pairs, fewest = self.pairs[label], FEWEST_PAIRS if is_precise else CLEAR_PAIRS
+        ahead = [one_pair(without, with_, number) for number in range(len(pairs), FEWEST_PAIRS)]
+        self.trials.expect(label, ahead)
         try:
-            return self._alternate(without, with_, label=label, fewest=fewest)
+            while True:
+                if pairs:
+                    gain = verdict.gain_of(pairs)
+                    is_over = len(pairs) >= FEWEST_PAIRS and self._asks_too_much(gain)
+                    is_over |= (gain.is_settled or len(pairs) >= fewest) and self.is_late(num_trials=2)
+                    is_enough = gain.is_precise if is_precise else gain.is_settled
+                    if is_enough or is_over or len(pairs) >= MOST_PAIRS:
+                        return gain
+                pairs.append(self._next_pair(without, with_, label=label))
         finally:
             self.trials.forget(label)
 
-    def _alternate(self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str, fewest: int) -> Gain:
-        pairs = self.pairs[label]
-        while True:
-            self._say(f"{label}: time, pair {len(pairs) + 1}")
-            (first, _), (second, _) = one_pair(without, with_, len(pairs))
-            found = self._run_pair(first, second)
-            plain, treated = found if len(pairs) % 2 == 0 else reversed(found)
-            if regroups([*without, *with_]):
-                plain, treated = verdict.by_step(plain), verdict.by_step(treated)
-            if reason := verdict.failure(plain) or verdict.failure(treated, like=plain, any_length=True):
-                raise CannotBeTimed(reason)
-            pairs.append((plain, treated))
-            gain = verdict.gain_of(pairs)
-            is_over = len(pairs) >= FEWEST_PAIRS and self._asks_too_much(gain)
-            is_over |= len(pairs) >= fewest and self.is_late(num_trials=2)
-            if gain.is_settled or is_over or len(pairs) >= MOST_PAIRS:
-                return gain
+    def _next_pair(
+        self, without: Sequence[Dose], with_: Sequence[Dose], *, label: str
+    ) -> tuple[TrialResult, TrialResult]:
+        number = len(self.pairs[label])
+        self._say(f"{label}: time, pair {number + 1}")
+        (first, _), (second, _) = one_pair(without, with_, number)
+        found = self._run_pair(first, second)
+        plain, treated = found if number % 2 == 0 else reversed(found)
+        if regroups([*without, *with_]):
+            plain, treated = verdict.by_step(plain), verdict.by_step(treated)
+        if reason := verdict.failure(plain) or verdict.failure(treated, like=plain, any_length=True):
+            raise CannotBeTimed(reason)
+        return plain, treated
 
     def _asks_too_much(self, gain: Gain) -> bool:
         """Return whether the time is better spent on others than on an apparent zero gain."""

@@ -55,7 +55,7 @@ from flatout.tuner.trial.journal import Journal, journal_path
 from flatout.tuner.trial.on_cluster import ClusterTrials
 from flatout.tuner.trial.switched import LEAST_GAIN
 from flatout.tuner.trials import AHEAD, Trials, Unit
-from flatout.tuner.verdict import FEWEST_PAIRS, Gain
+from flatout.tuner.verdict import Gain
 
 ALL_OF_IT = 0.9  # of a measured ceiling: beyond it no other value of a treatment is tried
 
@@ -389,19 +389,13 @@ class Tuner:
             self.tried[number] = replace(self.tried[number], answer=answer, reason=reason, gain=gain)  # type: ignore[arg-type]
 
     def _total(self) -> Gain | None:
-        """Return what everything kept gains together; keep nothing if whole runs do not show a gain.
-
-        A single treatment may be measured already.
-        """
+        """Return what everything kept gains together; keep nothing if whole runs do not show a gain."""
         if not self.kept:
             return None
-        if len(self.kept) == 1 and (known := self.times.pairs.get(str(self.kept[0]))):
-            self.times.pairs[TOGETHER] = known
-            return verdict.gain_of(known)
         self.times.set_aside(at_end=False)
         self.trials.ends_s = math.inf  # its time was set aside
         try:
-            gain = self.times.gain([], self.kept, label=TOGETHER, fewest=FEWEST_PAIRS)
+            gain = self.times.total(self.kept, label=TOGETHER)
         except CannotBeTimed as error:
             self._keep_nothing("failed", str(error))
             return None
@@ -409,6 +403,9 @@ class Tuner:
             shown = f"{gain.ratio:.2f}× [{gain.low:.2f}, {gain.high:.2f}]"
             self._keep_nothing("undecided", f"whole runs with everything kept show no gain: {shown}")
             return None
+        if self.times.pairs_of_one(self.kept):
+            number = self._number_of(self.kept[0])
+            self.tried[number] = replace(self.tried[number], gain=gain)
         return gain
 
     def _keep_nothing(self, answer: Answer, reason: str) -> None:

@@ -86,7 +86,7 @@ def test_nothing_starts_that_would_end_in_the_time_set_aside(
     assert clock[0] == 180.0 and found.is_up()
     found.set_aside(at_end=False)
     assert not found.is_up()
-    assert found.gain([], [WORKERS], label="all", fewest=FEWEST_PAIRS).num_pairs == FEWEST_PAIRS
+    assert found.total([WORKERS], label="all").num_pairs == FEWEST_PAIRS
     assert clock[0] == 240.0
 
 
@@ -113,3 +113,22 @@ def test_what_seems_to_gain_nothing_gets_no_more_than_its_share_of_a_short_time(
 
     assert times(tmp_path, result, within_s=1e6).gain([], [], label="x").num_pairs == FEWEST_PAIRS
     assert times(tmp_path, result).gain([], [], label="x").num_pairs == MOST_PAIRS
+
+
+def test_the_pairs_of_everything_kept_go_on_until_its_interval_is_narrow(tmp_path: Path) -> None:
+    steps_s = iter([1.0, 0.02, 0.017, 1.0, 1.0, 0.0185, 0.0185, 1.0] + [1.0, 0.0185, 0.0185, 1.0] * 2)
+    found = times(tmp_path, lambda _names: trial(next(steps_s)))
+    alone = found.gain([], [WORKERS], label=str(WORKERS))
+    assert alone.is_kept and alone.num_pairs == CLEAR_PAIRS and alone.high > 2 * alone.ratio
+    total = found.total([WORKERS], label="all")
+    assert total.is_precise and FEWEST_PAIRS < total.num_pairs <= MOST_PAIRS
+    assert total.high < 1.1 * total.ratio
+    assert found.trials.num_run == 2 * total.num_pairs  # those of the treatment alone count
+
+
+def test_pairs_beside_another_treatment_are_not_the_total_of_one(tmp_path: Path) -> None:
+    found = times(tmp_path)
+    found.gain([THREADS], [THREADS, WORKERS], label=str(WORKERS))
+    assert found.pairs_of_one([WORKERS]) == [] and found.pairs_of_one([THREADS, WORKERS]) == []
+    found.gain([], [WORKERS], label=str(WORKERS))
+    assert len(found.pairs_of_one([WORKERS])) == CLEAR_PAIRS
