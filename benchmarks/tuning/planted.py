@@ -34,6 +34,7 @@ ENOUGH = 0.9  # of what mending by hand gains
 # Scripts for whose rule there are means, which answer another form of the fault than the one planted there.
 OTHER_FORMS = {
     "costly_block": "progress-bars is for bars; the block here is a loop of the script's own",
+    "hidden_library_sync": "causal-mask is for masks of attention; there a distribution checks its arguments",
     "evaluation_dominates": "it has no_grad already; to evaluate less often is the user's choice",
 }
 

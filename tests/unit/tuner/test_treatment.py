@@ -639,6 +639,58 @@ def test_progress_bars_are_drawn_once_a_second(patches: Patches) -> None:
     assert "50/50" in written.getvalue() and "loss=49" in written.getvalue()
 
 
+def test_a_mask_is_compared_once_and_again_after_it_changed(
+    patches: Patches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch.nn.modules import transformer
+
+    source = "nn.TransformerEncoder(layer, 2)(x, mask=mask)"
+    assert proposed(evidence(), source=source)["causal-mask"] == [True]
+    assert "causal-mask" not in proposed(evidence(), source=source.replace("mask)", "mask, is_causal=True)"))
+    asked: list[Any] = []
+    real = transformer._generate_square_subsequent_mask
+    monkeypatch.setattr(
+        transformer,
+        "_generate_square_subsequent_mask",
+        lambda *args, **kwargs: asked.append(args) or real(*args, **kwargs),
+    )
+    encoder = nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(8, 2, 8, dropout=0.0), 1, enable_nested_tensor=False
+    )
+    decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(8, 2, 8, dropout=0.0), 1)
+    x, causal = torch.randn(4, 1, 8), nn.Transformer.generate_square_subsequent_mask(4)
+    masks = {"floats": causal, "bools": causal.isinf(), "open": torch.zeros(4, 4)}
+    asked.clear()
+    plain = {name: (encoder(x, mask), decoder(x, x, mask)) for name, mask in masks.items()}
+    assert len(asked) == 2 * len(masks)
+    told: list[Any] = []
+    for kind in (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer):
+        forward = kind.forward
+        monkeypatch.setattr(
+            kind,
+            "forward",
+            lambda *args, forward=forward, **kwargs: (
+                told.append(kwargs.get("is_causal", kwargs.get("tgt_is_causal"))) or forward(*args, **kwargs)
+            ),
+        )
+    install([Dose(name="causal-mask", value=True)], patches)
+    asked.clear()
+    for _ in range(3):
+        for name, mask in masks.items():
+            found = encoder(x, mask), decoder(x, x, mask)
+            assert all(torch.equal(*both) for both in zip(found, plain[name], strict=True))
+            assert told[-2:] == [name != "open"] * 2
+    assert len(asked) == len(masks)
+    causal.zero_()
+    assert torch.equal(encoder(x, causal), plain["open"][0]) and told[-1] is False
+    assert len(asked) == len(masks) + 1
+    encoder(x, mask=torch.zeros(4, 4), is_causal=False)
+    assert len(asked) == len(masks) + 1  # the script says it
+    patches.undo()
+    encoder(x, causal)
+    assert len(asked) == len(masks) + 2
+
+
 def test_gradients_are_exchanged_once_per_step_and_before_an_early_one(
     patches: Patches, tmp_path: Path
 ) -> None:

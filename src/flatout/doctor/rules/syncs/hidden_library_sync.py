@@ -43,6 +43,7 @@ from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence
 
 RULE = title_of(__doc__)
+TUNE = ("causal-mask",)
 EXPLAINS = ("FO202",)
 LOOPS = ("transformers/trainer", "lightning/", "pytorch_lightning/")
 

@@ -27,8 +27,8 @@ Do it for all parameters at once (`torch._foreach_*`, `torch.nn.utils.get_total_
 +norm = torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])
 ```
 
-`flatout tune --patch` rewrites such averages, as the patch `foreach-average`. A decay that is read back
-from the GPU, or computed from a tensor, makes the host wait: keep it either a Python number or a tensor.
+A decay that is read back from the GPU, or computed from a tensor, makes the host wait: keep it either a
+Python number or a tensor.
 
 Fix safety
 Reordered: the same sums, in another order where parameters are joined.
@@ -46,6 +46,7 @@ from flatout.measure.evidence import Evidence, Place, StackPath
 
 ARMS = ("knock-out",)
 RULE = title_of(__doc__, arms=ARMS)
+TUNE = ("foreach-average",)
 EXPLAINS = ("FO310",)
 LEAST_SHARE = 0.05
 PARAMETERS = r"\.(named_)?(parameters|buffers)\(|\.state_dict\(|\bparam_groups\b"
