@@ -7,7 +7,7 @@ goes first, as blocks of one run showed it or the diagnosis measured it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from flatout.doctor.examine import examine
@@ -18,6 +18,7 @@ from flatout.tuner.verdict import Gain
 
 MOST_SOURCE = 4 << 20
 HIDES = 1.3  # a cause worth as much hides what others gain
+FOUND = 1.2  # a cause that was found, without a measured ceiling, goes before what shows no sign
 
 Candidate = tuple[Treatment, Sequence[Value]]
 Reasons = list[tuple[Dose, str]]  # doses that are not tried, and why
@@ -62,11 +63,15 @@ def find_patches(
 
 
 def by_ceiling(
-    candidates: Sequence[Candidate], *, in_run: Mapping[str, Gain], ceilings: Mapping[str, float]
+    candidates: Sequence[Candidate],
+    *,
+    in_run: Mapping[str, Gain],
+    ceilings: Mapping[str, float],
+    found: Collection[str] = (),
 ) -> list[Candidate]:
     """Sort by the possible gain: as blocks of one run showed it, by the ceilings of rules, or what is likely.
 
-    Among equals, treatments that suit any job go last.
+    `found` are the rules with a finding.  Among equals, treatments that suit any job go last.
     """
 
     def rank(candidate: Candidate) -> tuple[float, bool, int]:
@@ -77,7 +82,8 @@ def by_ceiling(
         if shown and max(shown) < LEAST_GAIN:  # last: other faults may hide its gain
             known = [0.0]
         class_ = ("exact", "reordered", "lossy").index(treatment.safety)
-        return -max(known, default=treatment.likely), treatment.suits_any, class_
+        likely = treatment.likely if set(found).isdisjoint(treatment.rules) else FOUND
+        return -max(known, default=likely), treatment.suits_any, class_
 
     return sorted(candidates, key=rank)
 
@@ -124,6 +130,11 @@ def ceilings_of(evidence: Evidence) -> dict[str, float]:
         if finding.ceiling is not None:
             found[finding.name] = max(found.get(finding.name, 1.0), finding.ceiling.speedup)
     return found
+
+
+def found_in(evidence: Evidence) -> frozenset[str]:
+    """Return the names of the rules with a finding."""
+    return frozenset(finding.name for finding in examine(evidence))
 
 
 def user_files(evidence: Evidence, command: Sequence[str]) -> list[str]:

@@ -38,6 +38,7 @@ from flatout.tuner.search.candidates import (
     ceilings_of,
     find_patches,
     find_treatments,
+    found_in,
     hides_others,
     source_of,
     switchable,
@@ -94,7 +95,7 @@ class Tuner:
             ranks=evidence.job.world_size,
         )
         self.times = Times(trials, evidence, within_s=within_s, say=self._say)
-        self.ceilings = ceilings_of(evidence)
+        self.ceilings, self.found = ceilings_of(evidence), found_in(evidence)
         self._later: Sequence[Candidate] = ()  # candidates that come next
         self._then: Sequence[Candidate] = ()  # and those after them
         self._place = ""  # progress through the candidates, for messages
@@ -168,7 +169,7 @@ class Tuner:
         return find_patches(self.evidence, self.command, only=self.only) if self.patch else ([], [])
 
     def _by_ceiling(self, candidates: Sequence[Candidate]) -> list[Candidate]:
-        return by_ceiling(candidates, in_run=self.times.in_run, ceilings=self.ceilings)
+        return by_ceiling(candidates, in_run=self.times.in_run, ceilings=self.ceilings, found=self.found)
 
     def _by_gain(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Sort by possible gain, and time switchable ones in one run beforehand.

@@ -15,7 +15,7 @@ from flatout.tuner.search.candidates import (
     switchable,
     why_not_together,
 )
-from flatout.tuner.treatment import Dose
+from flatout.tuner.treatment import Dose, all_treatments
 from flatout.tuner.verdict import Gain
 from tests.unit.tuner.patches.test_patch import LOOP
 from tests.unit.tuner.patches.test_patch import finding as found_at
@@ -54,6 +54,13 @@ def test_what_was_shown_goes_before_ceilings_and_what_showed_nothing_last() -> N
     order = [each.name for each, _ in by_ceiling(found, in_run={}, ceilings={})]
     assert order == ["loader-workers", "channels-last", "garbage-every", "threads"]  # the last suit any job
     assert [str(dose) for dose in switchable(found)] == ["garbage-every 100", "threads 1"]
+
+
+def test_a_cause_that_was_found_goes_before_what_a_job_shows_no_sign_of() -> None:
+    found = [(all_treatments()[name], [True]) for name in ("no-debug-calls", "compile")]
+    for rules, first in (((), "compile"), (("anomaly-detection-left-on",), "no-debug-calls")):
+        order = [each.name for each, _ in by_ceiling(found, in_run={}, ceilings={}, found=rules)]
+        assert order[0] == first
 
 
 def test_what_gains_most_often_goes_first_if_nothing_is_known_of_it() -> None:
