@@ -456,6 +456,20 @@ def test_larger_micro_batches_are_offered_to_steps_of_several_batches_alike() ->
     assert "larger-micro-batches" not in proposed(evidence(), "accumulate")
 
 
+def test_the_largest_micro_batches_that_certainly_fit_are_among_those_offered() -> None:
+    steps = (replace(evidence().steps[0], num_batches=64, num_backwards=64),)
+    gpu = Gpu(name="G", memory_bytes=100, compute_capability="8.0")
+
+    def offered(peak_bytes: int) -> list[Any]:
+        memory = Memory(num_steps=1, peak_bytes=peak_bytes, growth_bytes_per_step=0.0)
+        known = replace(on_gpu(steps=steps), gpu=gpu, memory=memory)
+        return [*proposed(known, "accumulate")["larger-micro-batches"]]
+
+    assert offered(1) == ["8x64=512x1", "8x64=256x2", "8x64=128x4"]  # all of them fit
+    assert offered(20) == ["8x64=512x1", "8x64=128x4", "8x64=32x16"]  # four times 20 bytes fit into 100
+    assert offered(90) == offered(1)  # nothing is certain
+
+
 def test_size_and_number_of_micro_batches_change_together_or_not_at_all(patches: Patches) -> None:
     def parse(*more: str, **defaults: int) -> dict[str, Any]:
         parser = argparse.ArgumentParser()

@@ -6,15 +6,18 @@ batches make a step, both change together: in what argparse returns, in the Trai
 Accelerator and the loaders made after it.  Their product stays the same.
 
 Batch normalisation, or a loss that is not a mean, then computes something else, and the gradients show it.
-The trial shows whether the memory suffices.
+Memory grows at most as the batch does, so the peak that was measured says which size certainly fits.  Larger
+ones may: weights, gradients and the optimizer's state do not grow.  The trial shows it.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import re
 from typing import Any, NamedTuple
 
+from flatout.measure.evidence import Evidence
 from flatout.measure.patches import Patches
 from flatout.tuner.treatment import Case, Treatment, Value
 
@@ -22,6 +25,7 @@ BATCH = re.compile(r"batch_?size$|^bs$|^b$", re.IGNORECASE)
 ACCUMULATION = re.compile(r"accum", re.IGNORECASE)
 EVALUATES = re.compile(r"eval|valid|test", re.IGNORECASE)
 MOST_VALUES = 3
+USABLE = 0.85  # of the GPU's memory
 
 
 class _Cut(NamedTuple):
@@ -37,7 +41,10 @@ class _Cut(NamedTuple):
 
 
 def propose(case: Case) -> list[Value]:
-    """Propose sizes, largest first, if every step accumulates the same number of batches of one loader."""
+    """Propose sizes, largest first, if every step accumulates the same number of batches of one loader.
+
+    The largest that certainly fits is among them.
+    """
     evidence = case.evidence
     steps = evidence.kept("real")
     numbers = {step.num_backwards for step in steps}
@@ -48,7 +55,18 @@ def propose(case: Case) -> list[Value]:
     if size is None or max(step.num_batches for step in steps) != number:  # one batch may be prefetched
         return []
     factors = [factor for factor in range(number, 1, -1) if number % factor == 0]
-    return [str(_Cut(size, number, size * each, number // each)) for each in factors[:MOST_VALUES]]
+    fits = [factor for factor in factors if factor <= _certain_factor(evidence)]
+    chosen = factors[:MOST_VALUES]
+    if fits and fits[0] not in chosen:
+        chosen[1:] = [factors[factors.index(fits[0]) // 2], fits[0]]  # one between, and the certain one
+    return [str(_Cut(size, number, size * each, number // each)) for each in chosen]
+
+
+def _certain_factor(evidence: Evidence) -> float:
+    """Return how many times the batch fits into the GPU even if everything at the peak grows with it."""
+    peak = evidence.memory.peak_bytes if evidence.memory is not None else None
+    total = evidence.gpu.memory_bytes if evidence.gpu is not None else None
+    return USABLE * total / peak if peak and total else math.inf
 
 
 def install(patches: Patches, value: Value) -> None:
