@@ -114,8 +114,8 @@ def test_a_full_disk(conf: Path) -> None:
     ran = plan("fit", conf.name, *APPLY, folder=conf.parent, preexec_fn=limit)
     assert ran.code == 2, ran.stderr
     (line,) = ran.stderr.splitlines()
-    assert line.startswith("flatout: could not write a file beside the config: File too large")
-    assert line.endswith("no config was changed")
+    assert line.startswith("flatout: could not write a file beside those to change: File too large")
+    assert line.endswith("no file was changed")
     assert plans.contents(conf) == before
     assert only_line(plan("undo", conf.name, folder=conf.parent)).startswith("nothing to undo")
 

@@ -297,8 +297,8 @@ def _explain_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        name = error.filename or "a file beside the config"  # a write that fails knows no name
-        raise BadInput(f"could not write {name}: {error.strerror}", hint="no config was changed") from error
+        name = error.filename or "a file beside those to change"  # a write that fails knows no name
+        raise BadInput(f"could not write {name}: {error.strerror}", hint="no file was changed") from error
 
 
 def _temporary_beside(path: Path) -> Path:

@@ -202,7 +202,7 @@ def test_a_write_that_fails_leaves_no_backup_to_undo(conf: Path) -> None:
     before = contents(conf)
     long_name = conf / ("x" * 250)  # a name that is allowed, and whose temporary is not
     long_name.write_bytes(b"a: 1\n")
-    with pytest.raises(BadInput, match=r"could not write .*no config was changed"):
+    with pytest.raises(BadInput, match=r"could not write .*no file was changed"):
         apply_edits([first, FileEdit(path=long_name, before=b"a: 1\n", after=b"a: 2\n")], root=conf)
     assert long_name.read_bytes() == b"a: 1\n"
     long_name.unlink()
@@ -347,7 +347,7 @@ def test_a_folder_that_is_gone_changes_nothing(tmp_path: Path) -> None:
     one = tmp_path / "one"
     one.write_bytes(b"before")
     with pytest.raises(
-        BadInput, match=r"could not write .*No such file or directory .*no config was changed"
+        BadInput, match=r"could not write .*No such file or directory .*no file was changed"
     ):
         write_together({one: b"after", tmp_path / "gone" / "two": b"x"})
     assert one.read_bytes() == b"before"
