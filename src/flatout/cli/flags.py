@@ -78,13 +78,17 @@ def collect(ctx: typer.Context, *, apart: Iterable[str] = ()) -> dict[str, Any]:
 
 def check_html(html: Path | None) -> None:
     """Raise BadInput if the page of --html cannot be written: asked before work that takes a while."""
-    if html is None:
-        return
-    if html.is_dir():
-        raise BadInput(f"--html {html} is a folder", hint=f"name a file in it: {html / 'report.html'}")
-    folder = next((parent for parent in html.absolute().parents if parent.exists()), None)
+    if html is not None:
+        check_output(html, flag="--html", name="report.html")
+
+
+def check_output(path: Path, *, flag: str, name: str) -> None:
+    """Raise BadInput if a file cannot be written where a flag asks for it; `name` is one for a folder."""
+    if path.is_dir():
+        raise BadInput(f"{flag} {path} is a folder", hint=f"name a file in it: {path / name}")
+    folder = next((parent for parent in path.absolute().parents if parent.exists()), None)
     if folder is None or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise BadInput(f"--html {html} cannot be written", hint="choose a writable folder")
+        raise BadInput(f"{flag} {path} cannot be written", hint="choose a writable folder")
 
 
 def pairs(texts: Iterable[str] | None, *, flag: str) -> dict[str, Any]:

@@ -105,6 +105,7 @@ def tune(
         _say_files("wrote", api.apply_patches(out))
         return
     flags.check_html(html)
+    flags.check_output(out, flag="--to", name=DEFAULT.name)
     try:
         with live_line() as (update, _):
             done = api.tune_script(
@@ -122,15 +123,15 @@ def tune(
             )
     except KeyboardInterrupt:
         raise KeyboardInterrupt("interrupted: flatout tune --resume continues from here") from None
+    if json_output:
+        print_document("flatout-tuning", done)
+    else:
+        _show(done, out, module=module)  # before files are written, for which there may be no room
     if done.prescription.treatments or done.prescription.patches:
         api.save_tuning(done, out)
     if html is not None:
         api.write_tuning(done, html)
         say_written(html)
-    if json_output:
-        print_document("flatout-tuning", done)
-    else:
-        _show(done, out, module=module)
     if apply and done.prescription.patches:
         _say_files("wrote", api.apply_patches(out))
 

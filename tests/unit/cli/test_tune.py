@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from flatout.cli import tune
 from flatout.cli.app import all_verbs, application
+from flatout.ground.errors import BadInput
 from flatout.tuner.check.answer import CountChange
 from flatout.tuner.check.check import Checked
 from flatout.tuner.results.outcome import Tried, Tuning
@@ -36,23 +37,25 @@ def tried(name: str, answer: str, gain: Gain | None) -> Tried:
     )
 
 
+DONE = Tuning(
+    tried=(tried("loader-workers", "kept", GAIN), tried("threads", "failed", None)),
+    noise=NOISE,
+    reproducible=True,
+    total=GAIN,
+    prescription=Prescription(
+        command=("train.py", "--name", "a b"), treatments=(Kept(name="loader-workers", value=2),)
+    ),
+    num_trials=20,
+    step_s=0.1,
+    diff="--- a/model.py\n+++ b/model.py\n-for b in x: [loop]\n+" + "gather, " * 20,
+)
+
+
 def test_every_treatment_is_shown_with_its_answer_and_its_gain(capsys: pytest.CaptureFixture[str]) -> None:
-    done = Tuning(
-        tried=(tried("loader-workers", "kept", GAIN), tried("threads", "failed", None)),
-        noise=NOISE,
-        reproducible=True,
-        total=GAIN,
-        prescription=Prescription(
-            command=("train.py", "--name", "a b"), treatments=(Kept(name="loader-workers", value=2),)
-        ),
-        num_trials=20,
-        step_s=0.1,
-        diff="--- a/model.py\n+++ b/model.py\n-for b in x: [loop]\n+" + "gather, " * 20,
-    )
-    tune._show(done, Path("best.toml"), module=False)
+    tune._show(DONE, Path("best.toml"), module=False)
     shown = capsys.readouterr().out
     assert "Run it: flatout run --with best.toml train.py --name 'a b'\n" in shown
-    assert done.diff in shown and "flatout tune --apply" in shown
+    assert DONE.diff in shown and "flatout tune --apply" in shown
     assert "loader-workers 2" in shown and "1.50× [1.40, 1.60]" in shown and "failed" in shown
     assert "The job against itself: 0.99× to 1.01× over 3 pairs" in shown
 
@@ -123,5 +126,24 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_first_trial(
 ) -> None:
     monkeypatch.setattr("flatout.api.tune_script", lambda *_, **__: pytest.fail("it began"))
     (tmp_path / "train.py").write_text("")
-    ran = CliRunner().invoke(application(), ["tune", "--html", str(tmp_path), str(tmp_path / "train.py")])
-    assert ran.exit_code == 2 and "is a folder; name a file in it" in ran.stderr
+    for flag in ("--html", "--to"):
+        ran = CliRunner().invoke(application(), ["tune", flag, str(tmp_path), str(tmp_path / "train.py")])
+        assert ran.exit_code == 2 and f"{flag} {tmp_path} is a folder; name a file in it" in ran.stderr
+        ran = CliRunner().invoke(
+            application(), ["tune", flag, f"{tmp_path}/train.py/x", str(tmp_path / "train.py")]
+        )
+        assert ran.exit_code == 2 and "train.py/x cannot be written" in ran.stderr
+
+
+def test_the_result_is_shown_even_if_its_file_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise BadInput("flatout.toml cannot be written (1 KB): No space left on device")
+
+    monkeypatch.setattr("flatout.api.tune_script", lambda *_, **__: DONE)
+    monkeypatch.setattr("flatout.api.save_tuning", full)
+    (tmp_path / "train.py").write_text("")
+    ran = CliRunner().invoke(application(), ["tune", str(tmp_path / "train.py")])
+    assert ran.exit_code == 2 and "No space left" in ran.stderr
+    assert "loader-workers 2" in ran.stdout and "Everything kept, together" in ran.stdout

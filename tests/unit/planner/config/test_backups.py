@@ -346,9 +346,7 @@ def test_a_rename_that_fails_puts_back_those_before_it(tmp_path: Path) -> None:
 def test_a_folder_that_is_gone_changes_nothing(tmp_path: Path) -> None:
     one = tmp_path / "one"
     one.write_bytes(b"before")
-    with pytest.raises(
-        BadInput, match=r"could not write .*No such file or directory .*no file was changed"
-    ):
+    with pytest.raises(BadInput, match=r"could not write .*No such file or directory .*no file was changed"):
         write_together({one: b"after", tmp_path / "gone" / "two": b"x"})
     assert one.read_bytes() == b"before"
     assert [path.name for path in tmp_path.iterdir()] == ["one"]

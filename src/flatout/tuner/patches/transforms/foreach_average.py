@@ -4,10 +4,10 @@
         p.data.mul_(decay).add_(q.data, alpha=1 - decay)
     ->
     with torch.no_grad():
-        torch._foreach_mul_(list(ema.parameters()), decay)
-        torch._foreach_add_(list(ema.parameters()), list(model.parameters()), alpha=1 - decay)
+        torch._foreach_lerp_(list(ema.parameters()), list(model.parameters()), 1 - decay)
 
-Also `p.data.lerp_(q.data, w)` and `p.data.copy_(a * q.data + b * p.data)`, as target networks use it.
+Two shares that do not add up to 1 become `_foreach_mul_` and `_foreach_add_`.  Also
+`p.data.lerp_(q.data, w)` and `p.data.copy_(a * q.data + b * p.data)`, as target networks use it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import libcst as cst
 
 from flatout.tuner.patches.patch import Patch
 from flatout.tuner.patches.purity import impure_part
-from flatout.tuner.patches.source import Refused, Replacement, SourceFile, statements
+from flatout.tuner.patches.source import Refused, Replacement, SourceFile, expression, same, statements
 from flatout.tuner.patches.syntax import argument, call_of, method_of, names, simple, walk
 
 
@@ -104,10 +104,7 @@ def _decayed(source: SourceFile, call: cst.Call, named: dict[str, str]) -> list[
     if other == target:
         raise Refused("a parameter is averaged with itself")
     share = "1" if alpha is None else _weight(source, alpha, named)
-    return [
-        f"torch._foreach_mul_(list({named[target]}), {decay})",
-        f"torch._foreach_add_(list({named[target]}), list({named[other]}), alpha={share})",
-    ]
+    return _summed(named[target], decay, named[other], share)
 
 
 def _mixed(source: SourceFile, call: cst.Call, named: dict[str, str]) -> list[str]:
@@ -127,10 +124,29 @@ def _mixed(source: SourceFile, call: cst.Call, named: dict[str, str]) -> list[st
     if len(shares) != 2:
         raise Refused("a parameter is averaged with itself")
     (other,) = set(shares) - {target}
+    return _summed(named[target], shares[target], named[other], shares[other])
+
+
+def _summed(target: str, kept: str, other: str, share: str) -> list[str]:
+    """Return the sum of two shares; one call if they add up to 1."""
+    if _is_rest(share, of=kept) or _is_rest(kept, of=share):
+        return [f"torch._foreach_lerp_(list({target}), list({other}), {share})"]
     return [
-        f"torch._foreach_mul_(list({named[target]}), {shares[target]})",
-        f"torch._foreach_add_(list({named[target]}), list({named[other]}), alpha={shares[other]})",
+        f"torch._foreach_mul_(list({target}), {kept})",
+        f"torch._foreach_add_(list({target}), list({other}), alpha={share})",
     ]
+
+
+def _is_rest(share: str, *, of: str) -> bool:
+    """Return whether an expression is 1 minus another."""
+    node = expression(share)
+    return (
+        isinstance(node, cst.BinaryOperation)
+        and isinstance(node.operator, cst.Subtract)
+        and isinstance(node.left, (cst.Integer, cst.Float))
+        and node.left.value in ("1", "1.0", "1.")
+        and same(node.right, expression(of))
+    )
 
 
 def _product(

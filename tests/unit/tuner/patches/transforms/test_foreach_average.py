@@ -21,6 +21,8 @@ WAYS = (
     "p.lerp_(q, 1 - decay)",
     "p.copy_(decay * p.data + q.data * (1 - decay))",
     "p.data.copy_(q.data)",
+    "p.mul_(decay).add_(q, alpha=0.5 - decay)",
+    "p.copy_((1.0 - decay) * p + decay * q)",
 )
 
 
@@ -36,6 +38,11 @@ def test_weights_are_the_same(way: str) -> None:
         module.update(ema, model, 0.9)
         found.append([each.detach() for each in ema.parameters()])
     torch.testing.assert_close(found[0], found[1])
+
+
+@pytest.mark.parametrize(("way", "calls"), list(zip(WAYS, (1, 1, 1, 1, 1, 2, 1), strict=True)))
+def test_shares_that_add_up_to_one_take_one_call(way: str, calls: int) -> None:
+    assert rewrite(PATCH, f"{HEAD}{way}\n").count("torch._foreach_") == calls
 
 
 @pytest.mark.parametrize(
