@@ -6,6 +6,8 @@ import argparse
 import gc
 import io
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -201,6 +203,23 @@ def test_debug_calls_do_nothing(patches: Patches) -> None:
     patches.undo()
     with torch.autograd.set_detect_anomaly(True):
         assert torch.is_anomaly_enabled()
+
+
+def test_the_collector_works_as_ever_at_the_exit() -> None:
+    script = """
+import atexit, gc
+atexit.register(lambda: print(gc.isenabled(), gc.get_freeze_count()))
+import torch
+from flatout.measure.patches import Patches
+from flatout.tuner.treatment import Dose, install
+install([Dose(name="garbage-every", value=2)], Patches())
+weight = torch.nn.Parameter(torch.ones(2))
+weight.grad = torch.ones(2)
+torch.optim.SGD([weight]).step()
+print(gc.isenabled(), gc.get_freeze_count() > 0)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == ["False True", "True 0"] and ran.stderr == ""
 
 
 def test_garbage_is_collected_between_steps_and_seldom(patches: Patches) -> None:

@@ -1,11 +1,13 @@
 """Run Python's garbage collector every 100 steps instead of at any time.
 
 If a script collects after each step, its calls are skipped; if it asks twice between two steps, in an
-evaluation for instance, they run.
+evaluation for instance, they run.  At the exit everything is collected as ever: libraries count what is left
+then, and call it a leak.
 """
 
 from __future__ import annotations
 
+import atexit
 import gc
 from typing import Any
 
@@ -66,8 +68,13 @@ def install(patches: Patches, value: Value) -> None:
             is_begun = True
             switch.on()
 
+    def restore() -> None:
+        gc.enable()
+        gc.unfreeze()
+
     around_steps(patches, after=after_step)
-    patches.on_undo(gc.enable)
+    patches.on_undo(restore)
+    atexit.register(restore)
 
 
 TREATMENT = Treatment(
