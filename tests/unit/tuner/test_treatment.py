@@ -730,7 +730,7 @@ def test_gradients_are_exchanged_once_per_step_and_before_an_early_one(
     source = "model = DistributedDataParallel(model)"
     steps = (replace(evidence().steps[0], num_backwards=3),)
     ranks = evidence(steps=steps, job=replace(JOB, world_size=2))
-    assert proposed(ranks, source=source)["no-sync"] == [3]
+    assert proposed(ranks, source=f"# without no_sync\n{source}")["no-sync"] == [3]
     for more in (
         "find_unused_parameters=True",
         "with model.no_sync():",

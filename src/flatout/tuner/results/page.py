@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from flatout import __version__
-from flatout.ground.units import UNKNOWN, show_ratio, show_seconds
+from flatout.ground.units import UNKNOWN, show_interval, show_ratio, show_seconds
 from flatout.page.charts import ChartRow, Mark, RowChart
 from flatout.page.document import document
 from flatout.page.inline import inline
@@ -16,6 +17,7 @@ from flatout.tuner.results.prescription import Kept, KeptPatch
 from flatout.tuner.verdict import LEAST_GAIN, Gain
 
 SLOW_START_S = 1.0
+FARTHEST = 3.0  # times the largest gain: intervals may end beyond the axis
 COLOURS = {"kept": "good", "wrong numbers": "bad", "failed": "bad"}
 CLASSES = {
     "exact": "batches, losses, gradients and parameters must match bit for bit",
@@ -51,7 +53,7 @@ def show_gain(gain: Gain | None) -> str:
         return UNKNOWN
     if gain.num_pairs < 2:
         return show_ratio(gain.ratio)
-    return f"{show_ratio(gain.ratio)} [{gain.low:.2f}, {gain.high:.2f}]"
+    return f"{show_ratio(gain.ratio)} {show_interval(gain.low, gain.high)}"
 
 
 def _verdict(done: Tuning) -> str:
@@ -114,19 +116,20 @@ def _trials(done: Tuning) -> Html:
     ]
     listed = table(("treatment", "numbers", "answer", "gain", "what it does, and the reason"), rows)
     note = (
-        "A dot is how many times faster the step was, a line its 95 % interval over pairs of runs that "
-        f"alternate. Kept is what lies above {LEAST_GAIN:g}× (dashed) with its whole interval, and computes "
-        "the numbers of the job. Solid: 1×, no change."
+        "A dot is how many times faster the step was, a line its 95 % interval over pairs of runs, or blocks "
+        f"of one run, that alternate. Kept is what lies above {LEAST_GAIN:g}× (dashed) with its whole "
+        "interval, and computes the numbers of the job. Solid: 1×, no change."
     )
     chart = inline(_gains(measured)) if measured else Html()
     return section("What was tried", chart, listed, note=note if measured else "", anchor="trials")
 
 
 def _gains(tried: list[Tried]) -> RowChart:
-    ends = [value for each in tried if each.gain for value in (each.gain.low, each.gain.high)]
-    low, high = min([0.8, *(max(value, 0.2) for value in ends)]), max([1.25, *(min(v, 50.0) for v in ends)])
-    ticks = [value for value in round_ticks(high) if value >= low] if high > 3 else [low, 1.0, high]
-    across = Scale(low=low, high=high, ticks=tuple((value, show_ratio(value)) for value in ticks))
+    gains = [each.gain for each in tried if each.gain is not None]
+    low = min([0.8, *(max(each.low, 0.2) for each in gains)])
+    most = FARTHEST * max(each.ratio for each in gains)  # few pairs have an interval without much of an end
+    high = max([1.25, *(min(each.high, most) for each in gains)])
+    across = _axis(low, high)
     chart = RowChart(across=across)
     rows = []
     for each in tried:
@@ -139,6 +142,15 @@ def _gains(tried: list[Tried]) -> RowChart:
         figure = f"{show_ratio(gain.ratio)}, {each.answer}"
         rows.append(ChartRow(name=str(each), marks=tuple(marks), label=f"{each!s}: {figure}", figure=figure))
     return RowChart(rows=tuple(rows), across=across)
+
+
+def _axis(low: float, high: float) -> Scale:
+    """Return an axis of ratios, logarithmic where they differ a lot."""
+    if high <= 10:
+        ticks = [value for value in round_ticks(high) if value >= low] if high > 3 else [low, 1.0, high]
+        return Scale(low=low, high=high, ticks=tuple((value, show_ratio(value)) for value in ticks))
+    powers = [10.0**power for power in range(math.floor(math.log10(high)) + 1)]
+    return Scale(low=low, high=high, ticks=tuple((each, show_ratio(each)) for each in powers), bend=low)
 
 
 def _numbers(done: Tuning) -> Html | None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flatout.tuner.results.outcome import Tried, Tuning
-from flatout.tuner.results.page import page
+from flatout.tuner.results.page import _gains, page
 from flatout.tuner.results.prescription import Prescription
 from flatout.tuner.verdict import Gain, JobGain
 from tests.unit.tuner.results.test_prescription import KEPT, MACHINE, PROOF
@@ -56,6 +56,17 @@ def test_the_page_tells_before_after_trials_reasons_and_the_machine() -> None:
     ):  # fmt: skip
         assert words in shown, words
     assert shown.count('class="row"') == 3 + 4  # two bars and their axis; three measured trials and theirs
+
+
+def test_gains_of_all_sizes_lie_apart_on_the_axis() -> None:
+    def gain(ratio: float) -> Gain:
+        return Gain(ratio=ratio, low=0.9 * ratio, high=1.1 * ratio, num_pairs=3, best=ratio)
+
+    for largest in (2.0, 8.0, 60.0, 700.0):
+        chart = _gains([tried("a", "kept", gain(each)) for each in (1.0, 1.5, largest / 1.3, largest)])
+        places = [mark.at[0][0] for row in chart.rows for mark in row.marks if mark.shape == "dot"]
+        assert places == sorted(set(places)) and len(places) == 4 and places[-1] < 1.0, largest
+        assert len(chart.across.ticks) > 1 and chart.across.ticks[-1][0] <= chart.across.high
 
 
 def test_a_tuning_that_kept_nothing_says_so() -> None:

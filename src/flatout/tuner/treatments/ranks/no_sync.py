@@ -17,7 +17,7 @@ from flatout.tuner.treatment import Case, Treatment, Value
 
 # A model that uses parameters conditionally would wait for gradients that never come; a closure computes them
 # inside the step; a scaler skips steps on one rank and not on another.
-REFUSED = ("find_unused_parameters", "no_sync", "static_graph", "closure", "GradScaler")
+REFUSED = ("find_unused_parameters", "no_sync(", "static_graph", "closure", "GradScaler")
 
 
 def propose(case: Case) -> list[Value]:
