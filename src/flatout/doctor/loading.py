@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from flatout.doctor.ceilings import batches_per_step, share_of
+from flatout.doctor.ceilings import batches_per_step, share_of, wait_share
 from flatout.ground.units import show_share
 from flatout.measure.evidence import Evidence, Loader, Place
 
@@ -36,7 +36,19 @@ def batch_s(loader: Loader) -> float | None:
     return loader.fetch_s.mean_s + loader.collate_s.mean_s
 
 
-def most_freed_share(evidence: Evidence, loader: Loader, wait_share: float) -> float:
+def late_share(evidence: Evidence, loader: Loader) -> float | None:
+    """Return the share of the step spent waiting for batches that no worker had finished.
+
+    The rest of the wait hands finished batches over: no worker, and no line that makes batches, is too slow.
+    It grows if other jobs take the cores.
+    """
+    share, wait_s = wait_share(evidence, loader), loader.wait_s
+    if share is None or loader.late_s is None or wait_s is None or wait_s.mean_s <= 0:
+        return share
+    return share * min(1.0, loader.late_s / wait_s.mean_s)
+
+
+def most_freed_share(evidence: Evidence, loader: Loader, waiting: float) -> float:
     """Return the share of the step that a free loader can save at most: the wait, and its workers' cores.
 
     Workers that compute take cores from the step.  Without them its work is done at most as much earlier as
@@ -44,9 +56,9 @@ def most_freed_share(evidence: Evidence, loader: Loader, wait_share: float) -> f
     """
     cores, cpu_s = evidence.host.cores, loader.cpu_s
     if not loader.num_workers or not cores or cpu_s is None:
-        return wait_share
+        return waiting
     workers = share_of(cpu_s * batches_per_step(evidence) / cores, evidence.step_s)
-    return min(1.0, wait_share + (workers or 0.0))
+    return min(1.0, waiting + (workers or 0.0))
 
 
 def blocked_share(loader: Loader) -> float | None:

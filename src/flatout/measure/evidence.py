@@ -182,6 +182,9 @@ class Loader:
     num_batches: int | None  # per epoch
     trains: bool  # optimizer steps followed its batches
     wait_s: Spread | None = None  # per batch, epoch starts excluded
+    late_s: float | None = (
+        None  # mean per batch, of that: until a worker had finished it; the rest hands it over
+    )
     fetch_s: Spread | None = None  # per batch, in the process that fetched
     collate_s: Spread | None = None
     cpu_s: float | None = None  # mean per batch, of fetching and collating

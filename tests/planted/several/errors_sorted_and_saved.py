@@ -1,4 +1,4 @@
-"""Sort the errors into a histogram one by one in every step, and write the whole model every ten steps."""
+"""Sort the errors into a histogram one by one in every step, and write the whole model every twenty steps."""
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ def main():
         errors.square().mean().backward()
         optimizer.step()
         note_errors(histogram, errors.detach())
-        if step % 10 == 0:
+        if step % 20 == 0:
             torch.save(model.state_dict(), "last.pt")  # guilty: blocking-checkpoint
 
 

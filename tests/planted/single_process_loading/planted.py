@@ -20,10 +20,10 @@ class Photos(Dataset):
         return len(self.labels)
 
     def __getitem__(self, index):
-        image = np.fft.irfft2(self.spectra[index % 64])  # also: slow-samples
+        image = np.fft.irfft2(self.spectra[index % 64])  # also: slow-samples, largest
         if index % 2:
             image = image[:, :, ::-1]
-        image = (image - image.mean()) / image.std()  # also: slow-samples
+        image = (image - image.mean()) / image.std()  # also: slow-samples, largest
         return torch.from_numpy(image.astype(np.float32)[:, ::3, ::3].copy()), int(self.labels[index])
 
 
@@ -34,7 +34,7 @@ def main():
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"
 
-    loader = DataLoader(Photos(8192), batch_size=args.batch_size, shuffle=True)  # guilty
+    loader = DataLoader(Photos(8192), batch_size=args.batch_size, shuffle=True)  # guilty, largest
     model = nn.Sequential(
         nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1),

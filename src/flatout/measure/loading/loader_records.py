@@ -32,6 +32,7 @@ class LoaderRecord:
     via: str | None = None  # the library line that makes it
     collate_place: Place | None = None
     waits_s: list[float] = field(default_factory=list)
+    lates_s: list[float] = field(default_factory=list)  # of these, until a worker had finished the batch
     made: list[tuple[BatchTimes, float]] = field(default_factory=list)  # (figures, arrival)
     epochs: list[EpochStart] = field(default_factory=list)
     lengths: list[list[int]] = field(default_factory=list)
@@ -55,6 +56,11 @@ class LoaderRecord:
     def last_step(self) -> int:
         """The number of optimizer steps before its last batch."""
         return self.step_at_last_batch or 0
+
+    def note_wait(self, times: BatchTimes | None, start: float, end: float) -> None:
+        self.waits_s.append(end - start - (times.apart_s if times is not None else 0.0))
+        if times is not None and times.worker is not None and not times.sampled:
+            self.lates_s.append(min(max(0.0, times.done_at_s - start), end - start))
 
     def note_lines(self, lines: tuple[FetchLine, ...]) -> None:
         for line in lines:
@@ -84,6 +90,7 @@ class LoaderRecord:
             via=self.via,
             trains=self.trains,
             wait_s=spread(self.waits_s),
+            late_s=mean(self.lates_s),
             fetch_s=spread([times.fetch_s for times, _ in self.made]),
             collate_s=spread([times.collate_s for times, _ in self.made]),
             cpu_s=mean([times.cpu_s for times, _ in self.made]),

@@ -262,7 +262,7 @@ class LoaderWatch:
             record.epochs.append(begun)
             record.end_s = 0.0
         elif self.recording:
-            record.waits_s.append(end - start - (times.apart_s if times is not None else 0.0))
+            record.note_wait(times, start, end)
         if times is not None:
             if times.sampled:
                 record.note_lines(times.lines)

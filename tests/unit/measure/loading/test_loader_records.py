@@ -123,9 +123,14 @@ def test_batches_are_summed_up_by_worker() -> None:
         ),  # two clocks
     ]
     found = record(
-        made=made, waits_s=[2.0, 4.0], lengths=[[1, 4]], epochs=[EpochStart(iter_s=1, first_wait_s=2)]
+        made=made,
+        waits_s=[2.0, 4.0],
+        lates_s=[1.0, 2.0],
+        lengths=[[1, 4]],
+        epochs=[EpochStart(iter_s=1, first_wait_s=2)],
     )
     evidence = found.evidence()
+    assert evidence.late_s == 1.5
     assert evidence.workers == (
         Worker(
             worker=0, num_batches=1, fetch_s=1.0, collate_s=0.5, queue_age_s=1.0, cpu_s=1.0, blocked_s=0.0

@@ -158,6 +158,24 @@ def test_time_on_a_core_is_told_from_waiting(watch: LoaderWatch, num_workers: in
     assert [worker.blocked_s for worker in loader.workers] == [loader.blocked_s] * num_workers
 
 
+def test_a_batch_that_was_ready_is_not_late(watch: LoaderWatch) -> None:
+    kept: Any = iter(DataLoader(Ragged(16), batch_size=BATCH, num_workers=1))
+    next(kept)
+    for _batch in range(3):
+        while not kept._data_queue.qsize():  # until the worker has finished one
+            pass
+        next(kept)
+    (ready,) = watch.evidence()
+    assert (ready.late_s, ready.wait_s is not None) == (0.0, True)
+
+
+def test_a_worker_that_is_too_slow_is_late(watch: LoaderWatch) -> None:
+    list(DataLoader(Ragged(16), batch_size=BATCH, num_workers=1))
+    (found,) = watch.evidence()
+    assert found.late_s is not None and found.wait_s is not None
+    assert 0 < found.late_s <= found.wait_s.mean_s
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_two_workers_send_their_figures_beside_the_batch(watch: LoaderWatch, start: str) -> None:
     loader = DataLoader(

@@ -40,7 +40,7 @@ Exact: the same numbers in the same places.
 from __future__ import annotations
 
 from flatout.doctor import loading
-from flatout.doctor.ceilings import batches_per_step, loading_costs_nothing, share_of, wait_share
+from flatout.doctor.ceilings import batches_per_step, loading_costs_nothing, share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import show_calls
 from flatout.doctor.rule import title_of
@@ -80,7 +80,7 @@ def detect(evidence: Evidence) -> list[Finding]:
         share = _collate_share(evidence, loader) if loader.trains else None
         if share is None:
             continue
-        waiting = wait_share(evidence, loader)
+        waiting = loading.late_share(evidence, loader)
         most = share * loading.most_freed_share(evidence, loader, waiting) / waiting if waiting else share
         guilty = _guilty_lines(loader)
         total = sum(call.calls_per_batch for call in guilty)
@@ -98,7 +98,7 @@ def _collate_share(evidence: Evidence, loader: Loader) -> float | None:
         per_step_s = loader.collate_s.mean_s * batches_per_step(evidence)
         share = share_of(per_step_s, evidence.step_s)
         return share if share is not None and share >= LEAST_COLLATE_SHARE else None
-    waiting = wait_share(evidence, loader)
+    waiting = loading.late_share(evidence, loader)
     fetch_s = loader.fetch_s.mean_s if loader.fetch_s is not None else 0.0
     part = share_of(loader.collate_s.mean_s, loader.collate_s.mean_s + fetch_s)
     if waiting is None or part is None or waiting < LEAST_WAIT_SHARE or part < LEAST_COLLATE_PART:

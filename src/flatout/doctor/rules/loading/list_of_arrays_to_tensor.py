@@ -29,7 +29,8 @@ Exact: the same numbers; `torch.from_numpy` keeps their dtype, as `torch.tensor`
 
 from __future__ import annotations
 
-from flatout.doctor.ceilings import loading_costs_nothing, wait_share
+from flatout.doctor import loading
+from flatout.doctor.ceilings import loading_costs_nothing
 from flatout.doctor.finding import Finding
 from flatout.doctor.lines import direct_lines, line_share, show_calls
 from flatout.doctor.rule import title_of
@@ -58,7 +59,7 @@ def detect(evidence: Evidence) -> list[Finding]:
 
 def _in_loader(evidence: Evidence, loader: Loader) -> list[Finding]:
     """Find lines of the dataset and the collate function, by samples of the process that makes batches."""
-    waiting = wait_share(evidence, loader) if loader.trains else None
+    waiting = loading.late_share(evidence, loader) if loader.trains else None
     looks = sum(line.samples for line in loader.lines)
     if waiting is None or looks < FEWEST_SAMPLES:
         return []

@@ -40,7 +40,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from flatout.doctor import loading
-from flatout.doctor.ceilings import loading_costs_nothing, wait_share
+from flatout.doctor.ceilings import loading_costs_nothing
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
 from flatout.ground.units import show_seconds, show_share
@@ -76,7 +76,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     for loader in evidence.loaders:
         if loading.has_room(loader, evidence.host.cores):
             continue  # the line waits for storage, so try more workers first
-        waiting = wait_share(evidence, loader) if loader.trains else None
+        waiting = loading.late_share(evidence, loader) if loader.trains else None
         hot = _hot_function(loader)
         if waiting is None or hot is None:
             continue

@@ -74,6 +74,27 @@ def test_workers_that_wait_for_storage_are_not_said_to_want_cores(made):
     assert finding.fix.startswith("wait less for storage") and "not seen" not in finding.fix
 
 
+def test_a_busy_machine_that_delays_batches_which_are_ready_is_no_slow_loader(made):
+    """As seen where other jobs used the cores: 11 % of the step, for batches finished three steps earlier."""
+    job = waiting(made, made.counterfactual("cached", 1.11), wait_share=0.11)
+    late, ready = (
+        dataclasses.replace(
+            job, loaders=(made.loader(num_workers=2, wait_s=made.spread(0.011), late_s=late_s),)
+        )
+        for late_s in (0.0109, 0.0)
+    )
+    assert [finding.code for finding in detect(late)] == ["FO105"]
+    assert detect(ready) == []
+
+
+def test_batches_that_are_costly_to_hand_over_are_not_blamed_on_slow_workers(made):
+    job = waiting(made, made.counterfactual("cached", 2.0))
+    ready = made.loader(num_workers=2, wait_s=made.spread(0.06), late_s=0.001)
+    (finding,) = detect(dataclasses.replace(job, loaders=(ready,)))
+    assert "cannot keep up" not in finding.message and "have ready" in finding.message
+    assert finding.fix.startswith("hand over less")
+
+
 @pytest.mark.parametrize(
     ("cached", "changes"),
     [(1.0, {}), (2.0, {"wait_share": 0.05}), (2.0, {"num_workers": 0})],  # the last is FO101's

@@ -43,6 +43,13 @@ def test_workers_that_share_the_cores_with_the_step_hold_more_than_the_wait(made
     assert (finding.share, finding.ceiling.speedup) == (pytest.approx(0.3), pytest.approx(5.0))
 
 
+def test_lines_of_batches_that_are_ready_in_time_are_not_waited_for(made):
+    late = {"wait_s": made.spread(0.06), "late_s": 0.05}
+    (finding,) = detect(fetching(made, line(made, 20, 100), **late))
+    assert finding.share == pytest.approx(0.6 * 5 / 6)
+    assert detect(fetching(made, line(made, 20, 100), **{**late, "late_s": 0.0})) == []
+
+
 @pytest.mark.parametrize(
     ("library", "words"),
     [
