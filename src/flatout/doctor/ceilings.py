@@ -161,14 +161,21 @@ def loading_s(found: Counterfactual, evidence: Evidence) -> float:
 def arm_at(evidence: Evidence, kind: str, place: Place | None) -> Counterfactual | None:
     """Return the arm of a kind at a place: the one with the fewest lines, then the fastest.
 
-    A line in a loop stands for its loop, which a fix removes: a single iteration costs less.
+    A line in a loop stands for its loop, which a fix removes: a single iteration costs less.  If no arm on
+    its lines could tell, one on the call of its function stands for them.
     """
     held = [found for found in evidence.counterfactuals if found.kind == kind and concerns(found, place)]
     header = _innermost_loop(evidence, place) if kind in OF_LINES else None
-    if not held and kind == KNOCKED_OUT and place is not None:
-        held = _at_the_call(evidence, place)
+    if kind == KNOCKED_OUT and place is not None and not any(map(_tells, held)):
+        calls = _at_the_call(evidence, place)
+        held = [found for found in calls if _tells(found)] or held or calls
     with_loop = [found for found in held if header is not None and holds(found, header)]
     return min(with_loop or held, key=lambda found: (num_lines(found), -found.speedup), default=None)
+
+
+def _tells(found: Counterfactual) -> bool:
+    """Return whether an arm shows a gain, or that there is none."""
+    return found.speedup_low > 1 or found.speedup_high < RESOLVABLE_SPEEDUP
 
 
 def _at_the_call(evidence: Evidence, place: Place) -> list[Counterfactual]:

@@ -197,6 +197,12 @@ def test_a_line_of_a_function_whose_call_was_left_out_is_gone_with_it(made):
     assert ceilings.prove(job, ("knock-out",), place=line).ceiling.speedup == pytest.approx(2.3)
     whole = dataclasses.replace(job, counterfactuals=(forward,))
     assert ceilings.prove(whole, ("knock-out",), place=line).ceiling is None
+    noisy = made.counterfactual("knock-out", 1.0, line=70, last_line=80, place=line, width=0.5)
+    both = dataclasses.replace(job, counterfactuals=(without_call, noisy))
+    assert ceilings.prove(both, ("knock-out",), place=line).ceiling.speedup == pytest.approx(2.3)
+    sure = dataclasses.replace(noisy, speedup_low=0.99, speedup_high=1.01)
+    costs_nothing = dataclasses.replace(job, counterfactuals=(without_call, sure))
+    assert ceilings.prove(costs_nothing, ("knock-out",), place=line).refuted
 
 
 def test_an_arm_that_leaves_a_gain_open_does_not_refute_what_a_later_one_proves(made):

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
@@ -88,8 +88,8 @@ class SiteCounts:
     # by attributed step and region
     host_s: defaultdict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
     sequences: list[tuple[int, tuple[int, int]]] = field(default_factory=list)  # each with its step
-    derived_s: float = 0.0
-    derived_sequences: list[tuple[int, int]] = field(default_factory=list)
+    derived_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))  # by that step
+    derived_sequences: list[tuple[int, tuple[int, int]]] = field(default_factory=list)
 
 
 class CallSites(TorchFunctionMode):
@@ -106,7 +106,9 @@ class CallSites(TorchFunctionMode):
         self.num_steps = 0
         self.attributing = False
         self.attributed_steps = 0
-        self.called_s: defaultdict[int, float] = defaultdict(float)  # while attributing, by region
+        self.usual_steps: Sequence[int] = ()  # those of them that hold nothing else; empty: all
+        # by attributed step and region
+        self.called_s: defaultdict[tuple[int, int], float] = defaultdict(float)
         # by identity: tensors made from constants in this step, each with the creation it derives from
         self._derived: dict[int, tuple[torch.Tensor, SiteCounts, Place, int]] = {}
         self.failure: Exception | None = None  # our own failure; nothing is noted after it
@@ -151,7 +153,7 @@ class CallSites(TorchFunctionMode):
             sequences = [(before, after)] if after > before else []
             region = REST if self._clock is None else self._clock.stack[-1]
             if name != "backward":  # it is a phase of its own
-                self.called_s[region] += spent_s
+                self.called_s[step, region] += spent_s
             if site is not None:
                 place, counts = site
                 counts.host_s[step, region] += spent_s
@@ -185,7 +187,7 @@ class CallSites(TorchFunctionMode):
             counts.calls += 1
             return
         region = REST if self._clock is None else self._clock.stack[-1]
-        self.called_s[region] += spent_s
+        self.called_s[self.attributed_steps, region] += spent_s
         counts.host_s[self.attributed_steps, region] += spent_s
         self._follow(tensor, counts, place, 0)
 
@@ -250,8 +252,9 @@ class CallSites(TorchFunctionMode):
         if origin is None or self.user_code.place(sys._getframe(3))[0] != origin[1]:
             return
         counts, place, depth = origin
-        counts.derived_s += spent_s
-        counts.derived_sequences += sequences
+        step = self.attributed_steps
+        counts.derived_s[step] += spent_s
+        counts.derived_sequences += [(step, interval) for interval in sequences]
         self._follow(result, counts, place, depth + 1)
 
     def _follow(self, result: Any, counts: SiteCounts, place: Place, depth: int) -> None:
@@ -312,9 +315,9 @@ class CallSites(TorchFunctionMode):
     def evidence(self, backward_seconds: BackwardSeconds | None) -> tuple[Site, ...]:
         """Return counts per step; `backward_seconds` gives the backward time of sequence-number intervals."""
         steps = max(1, self.num_steps)
-        attributed = max(1, self.attributed_steps)
+        usual = self.usual_steps or range(max(1, self.attributed_steps))
         sites = [
-            _site(key, counts, steps, attributed, backward_seconds or (lambda intervals: 0.0))
+            _site(key, counts, steps, usual, backward_seconds or (lambda intervals: 0.0))
             for key, counts in self.sites.items()
             if counts.calls
         ]
@@ -322,24 +325,25 @@ class CallSites(TorchFunctionMode):
 
 
 def _site(
-    key: SiteKey, counts: SiteCounts, steps: int, attributed: int, backward_seconds: BackwardSeconds
+    key: SiteKey, counts: SiteCounts, steps: int, usual: Sequence[int], backward_seconds: BackwardSeconds
 ) -> Site:
     kind, op, place, via, device = key
     phases_s: defaultdict[str, float] = defaultdict(float)
-    steps_s = [0.0] * attributed
+    steps_s = dict.fromkeys(usual, 0.0)
     for (step, region), seconds in counts.host_s.items():
-        if region < len(PHASES):
-            phases_s[PHASES[region]] += seconds / attributed
-        if step < attributed:
+        if step in steps_s:
             steps_s[step] += seconds
+            if region < len(PHASES):
+                phases_s[PHASES[region]] += seconds / len(usual)
+    host_s = sum(steps_s.values())
     by_step: dict[int, list[tuple[int, int]]] = {}
     for step, interval in counts.sequences:
         by_step.setdefault(step, []).append(interval)
-    backward_s = {step: backward_seconds(intervals) for step, intervals in by_step.items()}
+    backward_s = {step: backward_seconds(by_step[step]) for step in usual if step in by_step}
     for step, seconds in backward_s.items():
-        if step < attributed:
-            steps_s[step] += seconds
-    derived_s = (counts.derived_s + backward_seconds(counts.derived_sequences)) / attributed
+        steps_s[step] += seconds
+    derived = [interval for step, interval in counts.derived_sequences if step in steps_s]
+    derived_s = sum(counts.derived_s[step] for step in usual) + backward_seconds(derived)
     known = bool(counts.host_s)
     return Site(
         kind=kind,
@@ -349,11 +353,11 @@ def _site(
         device=device,
         calls_per_step=counts.calls / steps,
         requires_grad=counts.requires_grad,
-        host_s=sum(counts.host_s.values()) / attributed if known else None,
-        backward_s=sum(backward_s.values()) / attributed if backward_s else None,
-        derived_s=derived_s if known and kind == "create" else None,
+        host_s=host_s / len(usual) if known else None,
+        backward_s=sum(backward_s.values()) / len(usual) if backward_s else None,
+        derived_s=derived_s / len(usual) if known and kind == "create" else None,
         phases_s=dict(phases_s),
-        steps_s=tuple(steps_s) if known else (),
+        steps_s=tuple(steps_s.values()) if known else (),
         bytes_per_step=counts.num_bytes / steps if kind in ("copy", "weights") else None,
         pinned=counts.pinned,
         blocking=counts.blocking,

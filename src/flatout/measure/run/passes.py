@@ -9,6 +9,7 @@ import dataclasses
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 from flatout.measure import PHASES
@@ -103,7 +104,7 @@ class Passes:
         """End a pass whose steps took `steps_s` seconds each; `usual_steps` hold nothing else."""
         with self.guard(arm):
             if arm in ("count", "attribution") and self._counting:
-                self._end_counting(arm, steps_s)
+                self._end_counting(arm, steps_s, usual_steps)
             elif arm == "kernels" and self._kernel_recorder is not None:
                 recorder, self._kernel_recorder = self._kernel_recorder, None
                 step_s = sum(steps_s) / max(1, len(steps_s))
@@ -186,7 +187,7 @@ class Passes:
         insert_mode(mode)
         self._counting = True
 
-    def _end_counting(self, arm: str, steps_s: Sequence[float]) -> None:
+    def _end_counting(self, arm: str, steps_s: Sequence[float], usual_steps: Sequence[int]) -> None:
         self._counting = False
         self._patches.undo()
         self.module_calls, LOG.profile = None, None
@@ -208,7 +209,7 @@ class Passes:
             costs, self.backward_costs = self.backward_costs, None
             costs.stop()
             self.backward_costs = costs
-            self._note_attribution(self.sites, costs, steps_s)
+            self._note_attribution(self.sites, costs, steps_s, usual_steps)
 
     def _note_loss(self) -> None:
         """Note which sampled lines contribute to the loss, whichever of the two passes comes last."""
@@ -217,12 +218,17 @@ class Passes:
             loss = tuple(place for place in places if place in self.sites.differentiable)
             self.stacks = dataclasses.replace(self.stacks, differentiable=loss)
 
-    def _note_attribution(self, sites: CallSites, costs: BackwardCosts, steps_s: Sequence[float]) -> None:
+    def _note_attribution(
+        self, sites: CallSites, costs: BackwardCosts, steps_s: Sequence[float], usual_steps: Sequence[int]
+    ) -> None:
         if not steps_s:
             return
         num = sites.attributed_steps = len(steps_s)  # the last of them may have ended with the pass
-        self.attributed_step_s = sum(steps_s) / num
-        called_s = {phase: sites.called_s[region] / num for region, phase in enumerate(PHASES)}
+        sites.usual_steps = usual = usual_steps or range(num)
+        self.attributed_step_s = mean(steps_s[step] for step in usual)
+        called_s = {
+            phase: mean(sites.called_s[step, region] for step in usual) for region, phase in enumerate(PHASES)
+        }
         self.attributed_calls_s = {phase: seconds for phase, seconds in called_s.items() if seconds > 0}
         self.attributed_backward_s = costs.total_s / num
 

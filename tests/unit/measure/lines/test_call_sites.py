@@ -367,7 +367,11 @@ def test_attributed_steps_are_told_apart_and_averaged() -> None:
     assert (site.host_s, site.backward_s) == (pytest.approx(0.2), pytest.approx(0.25))
     assert site.phases_s == {"forward": pytest.approx(0.15), "rest": pytest.approx(0.05)}
     assert site.steps_s == (pytest.approx(0.55), pytest.approx(0.35))
-    assert set(sites.called_s) == {FORWARD, REST}
+    assert set(sites.called_s) == {(0, FORWARD), (1, REST)}
+    sites.usual_steps = [1]  # the other one holds an evaluation
+    (site,) = sites.evidence(lambda intervals: 0.25 * len(intervals))
+    assert (site.host_s, site.backward_s) == (pytest.approx(0.1), pytest.approx(0.25))
+    assert (site.phases_s, site.steps_s) == ({"rest": pytest.approx(0.1)}, (pytest.approx(0.35),))
 
 
 def test_without_attribution_seconds_are_unknown() -> None:

@@ -66,6 +66,20 @@ def test_each_pass_brings_its_evidence(passes: Passes) -> None:
     assert passes.memory is not None
 
 
+def test_a_step_with_an_evaluation_in_it_is_attributed_to_no_line(passes: Passes) -> None:
+    """Else a line of the training step would hold a tenth of what it costs."""
+    for arm, usual in (("count", (0, 1)), ("attribution", (1,))):
+        passes.begin(arm, "cpu")
+        train(2, passes)
+        if passes.sites is not None and arm == "attribution":
+            forward = next(region for _step, region in passes.sites.called_s)
+            passes.sites.called_s[0, forward] += 9.0
+        passes.end(arm, [9.25, 0.25], usual_steps=usual)
+    assert passes.attributed_step_s == 0.25
+    assert 0 < sum(passes.attributed_calls_s.values()) < 9
+    assert passes.sites is not None and passes.sites.usual_steps == (1,)
+
+
 def test_phases_in_which_ranks_meet_besides_backward_are_noted(passes: Passes) -> None:
     passes.begin("count", "cpu")
     assert passes.sites is not None
