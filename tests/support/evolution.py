@@ -33,12 +33,12 @@ def tiny_llama(*, seed: int = 0, width: int = 32, layers: int = 1, dtype: torch.
     return LlamaForCausalLM(config).eval().to(dtype).requires_grad_(False)
 
 
-def save_tiny(folder: Path, *, seed: int = 0) -> Path:
+def save_tiny(folder: Path, *, seed: int = 0, layers: int = 1) -> Path:
     """A folder with a tiny model, without a tokenizer."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    tiny_llama(seed=seed).save_pretrained(folder)
+    tiny_llama(seed=seed, layers=layers).save_pretrained(folder)
     return folder
 
 

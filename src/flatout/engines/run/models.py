@@ -1,7 +1,8 @@
 """A model and its tokenizer, from a folder that `save_pretrained` wrote or from the Hugging Face Hub.
 
-transformers draws the weights that a folder lacks at random, and mentions it in a table among its log lines.
-A run on such a model looks like any other, so such a folder is refused here.
+transformers draws the weights that a folder lacks at random, and leaves out layers that the config does not
+count; it mentions both in a table among its log lines.  A run on such a model looks like any other, so such a
+folder is refused here.
 
 The dtype follows what the device multiplies in hardware: bfloat16 from compute capability 8.0 on; float16
 before (a T4 is 7.5); float32 on a CPU and on GPUs without tensor cores.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ from flatout.hardware.device import half_format
 
 if TYPE_CHECKING:
     import torch
+    from torch import nn
 
 # Execute nothing in a folder: no Python file beside the weights, and no pickle, which can hold any call.
 SAFE: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
@@ -123,7 +125,33 @@ def load_pretrained(
     missing = sorted(filter(is_read, report["missing_keys"]))
     if missing:
         raise BadInput(f"{folder} lacks {len(missing)} weights of its {what}, first {missing[0]}", hint=HINT)
+    if left_out := find_left_out_layer(model, filter(is_read, report["unexpected_keys"])):
+        name, num_layers = left_out
+        raise BadInput(
+            f"{folder} has {name}, and config.json asks for {num_layers} layers",
+            hint="take weights and config.json from one place",
+        )
     return model.requires_grad_(False).eval()
+
+
+def find_left_out_layer(model: nn.Module, unexpected: Iterable[str]) -> tuple[str, int] | None:
+    """Return the first weight of a layer past the end of the model's list of layers, and the list's length.
+
+    Other weights that the model does not read, as those of a head, are none of its layers.
+    """
+    import torch
+
+    base = f"{getattr(model, 'base_model_prefix', '')}."  # a file may or may not write it before its names
+    lengths = {
+        name.removeprefix(base): len(module)
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.ModuleList)
+    }
+    for name in sorted(unexpected):
+        found = re.match(r"(.+?)\.(\d+)\.", name.removeprefix(base))
+        if found and found[1] in lengths and int(found[2]) >= lengths[found[1]]:
+            return name, lengths[found[1]]
+    return None
 
 
 def open_tokenizer(folder: Path, *, extra: str) -> Any:

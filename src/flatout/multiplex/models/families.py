@@ -68,6 +68,8 @@ def read_decoder(model: nn.Module | Decoder) -> Decoder:
     decoder = known[kind](model)
     if not isinstance(decoder, Decoder):
         raise BadInput(f"the reader of {kind!r} gives a {type(decoder).__name__}", hint="return a Decoder")
+    if not decoder.blocks:
+        raise BadInput("the model has no layers", hint="num_hidden_layers of its config has to be 1 or more")
     return decoder
 
 

@@ -19,6 +19,7 @@ from flatout.engines.run.models import (
     check_folder,
     choose_dtype,
     decode_rows,
+    find_left_out_layer,
     find_model,
     first_line,
     is_model_id,
@@ -28,7 +29,7 @@ from flatout.engines.run.models import (
 )
 from flatout.ground.errors import BadInput
 from flatout.hardware.matching import find_datasheet
-from tests.support.evolution import save_tiny
+from tests.support.evolution import save_tiny, tiny_llama
 from tests.support.steering import tokenizer
 
 ROWS = [(3, 4, 5), (7,), (), (9, 8)]
@@ -56,6 +57,26 @@ def test_weights_that_a_folder_lacks_are_not_drawn_at_random(
         loaded(folder)
     assert "MISSING" not in capfd.readouterr().err
     assert loaded(folder, unread="layers.1.") is not None
+
+
+@pytest.mark.parametrize("num_layers", [1, 0, -1])
+def test_a_config_with_fewer_layers_than_the_weights_is_refused(num_layers: int, tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "model", layers=2)
+    config = folder / "config.json"
+    assert loaded(folder).config.num_hidden_layers == 2
+    config.write_text(json.dumps({**json.loads(config.read_text()), "num_hidden_layers": num_layers}))
+    first = max(num_layers, 0)
+    with pytest.raises(BadInput, match=rf"has model\.layers\.{first}\..*json asks for {first} layers"):
+        loaded(folder)
+
+
+def test_weights_beside_the_layers_are_left_unread() -> None:
+    model = tiny_llama()
+    beside = ["score.weight", "model.layers.0.extra.weight", "vision.layers.3.weight", "heads.3.weight"]
+    assert find_left_out_layer(model, beside) is None
+    assert find_left_out_layer(model, [*beside, "model.layers.1.weight"]) == ("model.layers.1.weight", 1)
+    assert find_left_out_layer(model.model, ["model.layers.7.weight"]) == ("model.layers.7.weight", 1)
+    assert find_left_out_layer(model, ["layers.7.weight"]) == ("layers.7.weight", 1)
 
 
 @pytest.mark.parametrize(

@@ -158,6 +158,11 @@ def test_rotary_scaling_that_depends_on_the_length_is_refused() -> None:
         read_decoder(model)
 
 
+def test_a_model_without_layers_is_refused() -> None:
+    with pytest.raises(BadInput, match="the model has no layers"):
+        read_decoder(tiny_model(num_hidden_layers=0))
+
+
 def test_an_unknown_activation_is_refused() -> None:
     with pytest.raises(BadInput, match="activation 'mish'"):
         read_decoder(tiny_model(hidden_act="mish"))
