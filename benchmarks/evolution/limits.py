@@ -1,4 +1,6 @@
-"""How fast plain inference could be: the prompt's products, then cache bytes and products of every step.
+"""How fast plain inference could be, and what the bytes of a population's factors leave of it.
+
+Plain inference takes the prompt's products, then cache bytes and products of every step.
 
 Two answers.  With *peak* products run as fast as the fastest large product of the GPU; with *alone* they take
 what cuBLAS takes for exactly these products, one after another with nothing between, each with weights of its
@@ -12,6 +14,7 @@ from typing import Any
 
 import torch
 from arms import Load
+from shapes import Shape
 
 from flatout.multiplex.models.decoder import Decoder
 
@@ -54,6 +57,19 @@ def products_s(decoder: Decoder, rows: int) -> float:
         torch.cuda.synchronize()
         taken.append(start.elapsed_time(end) / 1e3)
     return statistics.median(taken)
+
+
+def left_by_factors(shape: Shape, *, rank: int, members: int, steps: int, plain_s: float) -> float:
+    """Return the share of plain inference that reading every pair's factors, in int8, once a step leaves."""
+    return plain_s / (plain_s + steps * factor_bytes(shape, rank=rank, members=members) / BYTES_PER_S)
+
+
+def factor_bytes(shape: Shape, *, rank: int, members: int) -> int:
+    """Count the bytes of all factors, one per number: the inputs and outputs of a layer's four products."""
+    heads, kv_heads = shape.heads * shape.head_width, 2 * shape.kv_heads * shape.head_width
+    attention = (shape.width + heads + kv_heads) + (heads + shape.width)
+    mlp = (shape.width + 2 * shape.inner) + (shape.inner + shape.width)
+    return shape.layers * (attention + mlp) * rank * members // 2
 
 
 def _weights(decoder: Decoder) -> int:

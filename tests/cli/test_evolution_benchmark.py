@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("transformers", reason="the benchmarks' models are transformers models")
 
@@ -145,3 +146,50 @@ def test_a_rung_past_its_limit_is_named_and_left_out(slow: str) -> None:
     assert len(arms) == 2
     assert all(row["samples_per_s"] > 0 for row in arms.values())
     assert all((row["times_the_original"] is None) == (slow == "original") for row in arms.values())
+
+
+def result_of(name: str) -> dict[str, Any]:
+    (path,) = (FOLDER / "results").glob(f"{name}.json")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def test_what_the_bytes_of_factors_leave_is_computed_from_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the page of evolution and that of its benchmark say so, with the figures of the result files."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    limits, shapes = importlib.import_module("limits"), importlib.import_module("shapes")
+    tiny = shapes.SHAPES["tiny"]
+    products = shapes.build(tiny, device="cpu", dtype=torch.float32).projections().values()
+    numbers = sum(sum(product.weight.shape) for product in products)
+    assert limits.factor_bytes(tiny, rank=4, members=10) == numbers * 4 * 10 // 2
+
+    benchmark = (FOLDER / "README.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "evolution.md").read_text(encoding="utf-8")
+    files = {"1.5B": "ranks-qwen2.5-1.5b_*", "4B": "evolution-qwen3-4b_*"}
+    for label, name in files.items():
+        found = result_of(name)
+        (model, *_) = found["models"]
+        plain_s = model["rows"] * found["new"] / model["arms"][0]["plain_tokens_per_s"]
+        assert f"{plain_s:.3g} s ({label})" in benchmark
+        left = [
+            limits.left_by_factors(
+                shapes.SHAPES[model["model"]],
+                rank=rank,
+                members=model["rows"],
+                steps=found["new"],
+                plain_s=plain_s,
+            )
+            for rank in (1, 4, 16)
+        ]
+        cells = [f"{one:.2f}; " for one in left]
+        (row,) = [line for line in benchmark.splitlines() if line.startswith(f"| {label}: bytes alone")]
+        assert [one in cell for one, cell in zip(cells, row.split(" | ")[1:], strict=True)] == [True] * 3
+        if label == "1.5B":
+            assert f"would leave {left[1]:.2f} and {left[2]:.2f}" in page
+            before = sum(model["plain_kernels_ms"][kernel] for kernel in ("gate_up", "add_norm", "attend"))
+            more = [
+                sum(arm["kernels_ms"][kernel] for kernel in ("gate_up", "add_norm", "attend")) - before
+                for arm in model["arms"]
+            ]
+            assert f"of {plain_s:.2f} s, gate" in page
+            assert f"{more[0] / 1e3:.2g} s more at rank 4\nand {more[1] / 1e3:.2g} s more at rank 16" in page

@@ -8,16 +8,18 @@ paragraph stands where it comes from, in a comment that no reader sees:
     0.95, 0.97 = chosen
     -->
 
-A path goes through keys, the numbers of a list and `key=value` of its rows; `÷` divides two of them, `× 100`
-scales.  `chosen` is a setting, a goal or an example.  Not compared here: `follows from FILE`, which needs
-many of its rows; `computed by FILE`, what a script prints or another test checks; and `measured by hand`,
-which only the page of decisions about libraries may say.
+A path goes through keys, the numbers of a list and `key=value` of its rows; `÷` divides two of them, `−`
+subtracts, `× 100` scales.  A plain integer (9,610) is compared where a source names it.  `chosen` is a setting, a
+goal or an example.  Not compared here: `follows from FILE`, which needs many of its rows; `computed by FILE`, what
+a script prints or another test checks; and `measured by hand`, which only the page of decisions about libraries may
+say.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 UNITS = r"×|%|ms\b|µs\b|s\b|[KMGT]i?B\b|times\b|seconds\b|minutes\b|hours\b"
 FIGURE = re.compile(rf"(?<![\w.,/-])\d(?:[\d,]*\d)?(?:\.\d+)?(?:\s?(?:{UNITS})|(?!\.?\w))")
+INTEGER = re.compile(r"\d[\d,]*")
 VERSION = re.compile(r"\b(?:Python|torch|PyTorch|Hydra|Textual|CUDA|Qwen|arXiv) \d[\d.]*\d")
 SOURCES = re.compile(r"<!-- figures\n(.*?)\n-->", re.DOTALL)
 BY_HAND = {"decisions.md"}
@@ -37,6 +40,10 @@ def figures_of(text: str) -> list[str]:
     """List the figures of a paragraph: numbers with a unit, and decimal numbers."""
     found = [re.sub(r"\s+", " ", match) for match in FIGURE.findall(VERSION.sub("", text))]
     return [one for one in found if "." in one or not re.fullmatch(r"[\d,]+", one)]
+
+
+def has_integer(text: str, label: str) -> bool:
+    return re.search(rf"(?<![\d.,]){label}(?![\d]|[.,]\d)", text) is not None
 
 
 def prose_of(page: str) -> str:
@@ -76,14 +83,15 @@ def look_up(document: Any, path: str) -> float:
 
 
 def value_of(source: str) -> float:
-    """Compute what `FILE: PATH ÷ PATH × 100` names."""
+    """Compute what `FILE: PATH ÷ PATH − PATH × 100` names."""
     file, _, expression = source.partition(": ")
     document = json.loads((ROOT / file).read_text(encoding="utf-8"))
     expression, _, factor = expression.partition(" × ")
-    value, *divisors = (look_up(document, path) for path in expression.split(" ÷ "))
-    for divisor in divisors:
-        value /= divisor
-    return value * float(factor or 1)
+    terms = []
+    for term in expression.split(" − "):
+        value, *divisors = (look_up(document, path) for path in term.split(" ÷ "))
+        terms.append(value / math.prod(divisors))
+    return (terms[0] - sum(terms[1:])) * float(factor or 1)
 
 
 def agrees(figure: str, value: float) -> bool:
@@ -104,7 +112,10 @@ def wrong_with(figure: str, source: str | None, *, page: str) -> str | None:
     if source == "measured by hand":
         return None if page in BY_HAND else "was measured without a result file"
     if found := re.fullmatch(r"(?:computed by|follows from) (\S+)", source):
-        return None if (ROOT / found[1]).is_file() else f"names no file: {source}"
+        if not (ROOT / found[1]).is_file():
+            return f"names no file: {source}"
+        computes = source.startswith("follows") or found[1].endswith(".py")
+        return None if computes else f"is computed by a file that computes nothing: {source}"
     value = value_of(source)
     return None if agrees(figure, value) else f"is {value:.6g} in {source}"
 
@@ -115,6 +126,7 @@ def wrong_figures(text: str, sources: str, *, page: str) -> list[str]:
         labels, _, source = line.partition(" = ")
         named |= dict.fromkeys(labels.split("; "), source.strip())
     figures = figures_of(text)
+    figures += [label for label in named if INTEGER.fullmatch(label) and has_integer(text, label)]
     everything = named.get("all")
     wrong = [
         f"{figure!r} {said}"
@@ -148,10 +160,15 @@ def test_pages_have_figures_that_were_compared() -> None:
         ("5 of 7 rows in 1.5B shapes with Python 3.11", "", None),
         ("a goal of 3 %", "3 % = chosen", None),
         ("none", "3 % = chosen", "'3 %' is not in the text"),
+        ("1,234 rows", "1,234 = chosen", None),
+        ("1,234 rows", "234 = chosen", "'234' is not in the text"),
+        ("0.95 of it", "0.95 = computed by README.md", "'0.95' is computed by a file that computes nothing: "),
     ],
 )
 def test_a_figure_without_a_source_is_told(text: str, sources: str, said: str | None) -> None:
-    assert wrong_figures(text, sources, page="README.md") == ([] if said is None else [said])
+    wrong = wrong_figures(text, sources, page="README.md")
+    assert len(wrong) == (said is not None)
+    assert all(one.startswith(said or "") for one in wrong)
 
 
 def test_a_figure_is_compared_to_the_digits_it_shows() -> None:
@@ -162,6 +179,10 @@ def test_a_figure_is_compared_to_the_digits_it_shows() -> None:
     assert said.startswith("'43 times' is 42.2662 in")
     halves = f"{source} / seconds ÷ data / rows / arms / flatout / seconds"
     assert wrong_figures("42 times", f"42 times = {halves}", page="README.md") == []
+    less = f"{source} / ratio − data / rows / arms / DataLoader / ratio"
+    assert wrong_figures("0.0 of it", f"0.0 = {less}", page="README.md") == []
+    (said,) = wrong_figures("1,000 rows", f"1,000 = {source} / ratio", page="README.md")
+    assert said.startswith("'1,000' is 42.2662 in")
 
 
 def test_tables_in_the_files_are_those_of_the_result_files(monkeypatch: pytest.MonkeyPatch) -> None:
