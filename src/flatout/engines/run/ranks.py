@@ -109,7 +109,11 @@ class Ranks:
         with lost_ranks():
             distributed.all_to_all_single(found, given)
             total = fold(found.transpose(0, 1).reshape(-1, given.shape[-1]))
-            distributed.all_gather_into_tensor(every, total)
+            if self._carrier.type == "cuda":
+                distributed.all_gather(list(every.split(len(total))), total)
+            else:  # gloo's all_gather makes a copy of everything in fresh memory
+                padded[0].view(self.num_ranks, -1).copy_(total)
+                distributed.all_to_all_single(every, padded[0])
         self._count(what, (num_parts + 1) * total.nbytes * (self.num_ranks - 1))
         return every[:width].to(parts.device)
 

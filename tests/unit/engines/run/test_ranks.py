@@ -68,10 +68,12 @@ def test_parts_are_added_one_after_the_other() -> None:
 
 
 SCRIPT = """
+import warnings
 import torch
 from torch import nn
 from flatout.engines.run.ranks import Ranks, fold
 from flatout.ground.errors import BadInput
+warnings.simplefilter("error", FutureWarning)  # every rank would print what torch is about to remove
 with Ranks.join("cpu") as ranks:
     values = torch.zeros(4, dtype=torch.float64)
     values[ranks.rank::2] = torch.tensor([0.1, float("nan")], dtype=torch.float64) * (ranks.rank + 1)
