@@ -33,11 +33,12 @@ ifneq ($(TUNE),)
 	$(BIN)/flatout run --with $(DEMO_TUNED) $(DEMO_JOB) --steps 60
 endif
 
-# What judges gains runs alone; everything else runs in $(JOBS) processes of one thread.  The files of
+# What judges gains runs alone; everything else runs in $(JOBS) processes of one thread: three keep two cores
+# busy, as a test of commands waits for a third of its time (for a cluster, a signal, a server).  The files of
 # tests/cli are the long ones: they come first and in the order given, so that the many short files of
 # tests/unit level the end.  A test that fails beside the others is judged by a second run without them:
 # the first still shows.
-JOBS ?= 2
+JOBS ?= 3
 ALONE := tests/planted
 TOGETHER := $(sort $(wildcard tests/cli/test_*.py)) tests/unit tests/contract tests/gpu
 test: $(INSTALLED)
