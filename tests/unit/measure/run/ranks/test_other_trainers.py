@@ -8,12 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from flatout.measure.run.ranks.other_trainers import (
-    LEAST_S,
-    UNWATCHED,
-    OtherTrainers,
-    describe_other_trainers,
-)
+from flatout.measure.run.ranks import other_trainers
+from flatout.measure.run.ranks.other_trainers import UNWATCHED, OtherTrainers, describe_other_trainers
 
 
 def in_child(work: object) -> None:
@@ -43,14 +39,17 @@ def test_a_forked_process_that_trains_lets_its_parent_know() -> None:
 
 
 def compute(done: Any) -> None:
-    while time.process_time() < 1.5 * LEAST_S:
+    while time.process_time() < 1.5 * other_trainers.LEAST_S:
         pass
     done.send(None)
     done.recv()
 
 
 @pytest.mark.parametrize("daemon", [False, True])
-def test_what_processes_compute_counts_while_they_live_unless_they_are_workers(daemon: bool) -> None:
+def test_what_processes_compute_counts_while_they_live_unless_they_are_workers(
+    daemon: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(other_trainers, "LEAST_S", 0.1)
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     child = context.Process(target=compute, args=(there,), daemon=daemon)
