@@ -60,7 +60,7 @@ def evidence_page() -> str:
 
 def devices_page() -> str:
     """The datasheet table, and how to read it."""
-    heads = ["GPU", "memory GiB", "bandwidth GB/s", "capability", *datasheet.DTYPES]
+    heads = ["GPU", "memory GiB", "bandwidth GB/s", "capability", "SMs", *datasheet.DTYPES]
     lines = [
         "# Devices",
         "",
@@ -72,7 +72,7 @@ def devices_page() -> str:
         "",
         docstring(datasheet),
         "",
-        "Peaks are in TFLOP/s, for int8 in TOP/s.",
+        "SMs are multiprocessors; peaks are in TFLOP/s, for int8 in TOP/s.",
         "",
         table_row(heads),
         table_row(["---"] * len(heads)),
@@ -84,6 +84,7 @@ def devices_page() -> str:
             f"{row.memory_bytes / 2**30:.1f}",
             f"{row.bandwidth_bytes_per_s / 1e9:.0f}",
             row.compute_capability or UNKNOWN,
+            str(row.multiprocessors or UNKNOWN),
         ]
         lines.append(table_row([*facts, *(f"{peak / 1e12:.4g}" if peak else "" for peak in peaks)]))
     lines += ["", "## Sources", ""]

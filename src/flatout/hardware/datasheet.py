@@ -1,6 +1,6 @@
 """What vendors promise: memory, bandwidth and dense peak rates of the GPUs that people train on.
 
-Reading a datasheet is harder than it looks, so every figure here follows four rules.
+Reading a datasheet is harder than it looks, so every figure here follows five rules.
 
 *Dense.*  Vendors print rates "with sparsity", which count products that are never computed.  Those are
 halved here.
@@ -16,6 +16,9 @@ more slowly than in fp32, is absent; fp64 is always given.
 *Memory.*  Vendors write "GB" and mean GiB, less what error correction takes: a "16 GB" T4 has 15360 MiB.
 `reported_mib` is the total that the driver reports, where it is on record.  Without it the decimal reading
 of the sold size stands in, which every card on record offers at least.
+
+*Multiprocessors.*  Kernels that fill the GPU size their partial results by them.  Their number is the CUDA
+cores of the vendor's tables over those of one multiprocessor (64 or 128); clock and fp32 rate must agree.
 """
 
 from __future__ import annotations
@@ -40,6 +43,7 @@ class Datasheet:
     bandwidth_bytes_per_s: float
     peak_flops: dict[str, float]  # dense, per second; int8 counts integer operations
     half_rate_accumulate: bool
+    multiprocessors: int | None  # NVIDIA's
     driver_names: tuple[str, ...]  # what NVML and torch call it
     aliases: tuple[str, ...]
     source: str
@@ -65,6 +69,7 @@ def make_datasheet(
     drivers: tuple[str, ...],
     aliases: tuple[str, ...] = (),
     half_rate_accumulate: bool = False,
+    multiprocessors: int | None = None,
     **peak_tflops: float,
 ) -> Datasheet:
     """Make a row of the table: memory as sold (GB) and as the driver reports it (MiB), peaks in TFLOP/s."""
@@ -78,6 +83,7 @@ def make_datasheet(
         bandwidth_bytes_per_s=bandwidth_gb_per_s * 1e9,
         peak_flops={dtype: round(peak_tflops[dtype] * 1e12, 0) for dtype in DTYPES if dtype in peak_tflops},
         half_rate_accumulate=half_rate_accumulate,
+        multiprocessors=multiprocessors,
         driver_names=drivers,
         aliases=aliases,
         source=source,

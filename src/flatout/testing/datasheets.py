@@ -41,6 +41,7 @@ class DatasheetContract:
             assert all(rate > 0 for rate in row.peak_flops.values()), row.name
             assert row.bandwidth_bytes_per_s > 0, row.name
             assert (row.vendor == "NVIDIA") == (row.compute_capability is not None), row.name
+            assert row.multiprocessors is None or row.multiprocessors > 0, row.name
 
     def test_drivers_report_at_least_the_decimal_size_and_at_most_the_binary_one(self) -> None:
         for row in self.make_rows():

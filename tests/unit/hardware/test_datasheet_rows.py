@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from flatout.hardware.datasheet import Datasheet
-from flatout.hardware.datasheet_rows import MULTIPROCESSORS, ROWS
+from flatout.hardware.datasheet_rows import ROWS
 from flatout.testing.datasheets import DatasheetContract
 
 CAPABILITIES = {
@@ -154,13 +154,13 @@ def test_bandwidth_is_bus_width_times_rate(name: str, bus: tuple[int, float]) ->
     assert BY_NAME[name].bandwidth_bytes_per_s == pytest.approx(bits / 8 * transfers_per_s, rel=0.01)
 
 
-@pytest.mark.parametrize("name", MULTIPROCESSORS)
+@pytest.mark.parametrize("name", CORES_AND_CLOCKS)
 def test_cores_come_in_whole_multiprocessors(name: str) -> None:
     cores = 64 if BY_NAME[name].compute_capability in ("6.0", "7.0", "7.5", "8.0") else 128
-    assert CORES_AND_CLOCKS[name][0] == MULTIPROCESSORS[name] * cores
+    assert BY_NAME[name].multiprocessors == CORES_AND_CLOCKS[name][0] / cores
 
 
 def test_multiprocessors_are_known_of_the_rows_whose_cores_are() -> None:
-    assert set(MULTIPROCESSORS) == set(CORES_AND_CLOCKS)
-    without = {row.name for row in ROWS if row.vendor == "NVIDIA"} - set(MULTIPROCESSORS)
+    assert {row.name for row in ROWS if row.multiprocessors} == set(CORES_AND_CLOCKS)
+    without = {row.name for row in ROWS if row.vendor == "NVIDIA"} - set(CORES_AND_CLOCKS)
     assert without == {"B200", "GB200", "RTX PRO 6000 Blackwell Server"}

@@ -33,7 +33,7 @@ GPU = make_datasheet(
 PACKAGE = """
 from flatout.hardware.datasheet import make_datasheet
 GPU = make_datasheet("X1000", "Hopper", "9.0", 48, None, 3000, fp64=30, fp32=60,
-                     drivers=("NVIDIA X1000",), source="NVIDIA X1000 data sheet")
+                     multiprocessors=144, drivers=("NVIDIA X1000",), source="NVIDIA X1000 data sheet")
 """
 
 
@@ -74,11 +74,13 @@ def test_a_package_adds_a_gpu_by_its_entry_point(tmp_path: Path) -> None:
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "from flatout.hardware.device import device_of_driver\n"
         "from flatout.hardware.simulated import simulated_device\n"
+        "from flatout.memory.trace.make_trace import multiprocessors_of\n"
         "print(simulated_device('x1000').memory_bytes,"
-        " device_of_driver('NVIDIA X1000', memory_bytes=48 * 10**9).peak_flops['fp32'])\n"
+        " device_of_driver('NVIDIA X1000', memory_bytes=48 * 10**9).peak_flops['fp32'],"
+        " multiprocessors_of(simulated_device('x1000')))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == "48000000000 60000000000000.0\n", done.stderr
+    assert done.stdout == "48000000000 60000000000000.0 144\n", done.stderr
     (metadata / "entry_points.txt").write_text(f"[{GROUP}]\nx1000 = more_gpus:MISSING\n")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert f"more-gpus adds 'x1000' to {GROUP}, and more_gpus:MISSING cannot be loaded" in done.stderr

@@ -16,8 +16,8 @@ import importlib
 import logging
 
 from flatout.ground.errors import BadInput
-from flatout.hardware.datasheet_rows import MULTIPROCESSORS
 from flatout.hardware.device import Device
+from flatout.hardware.matching import all_datasheets
 from flatout.memory.jobs.job import Job, Recipe, Sizes
 from flatout.memory.process.isolated_process import check_backward, check_cuda
 from flatout.memory.trace.record import Trace
@@ -108,4 +108,6 @@ def capability_of(device: Device | None) -> tuple[int, int] | None:
 
 def multiprocessors_of(device: Device | None) -> int | None:
     """Return the multiprocessors of a device, by its datasheet; None if it has none."""
-    return MULTIPROCESSORS.get(device.datasheet) if device and device.datasheet else None
+    rows = {row.name: row for row in all_datasheets()}
+    row = rows.get(device.datasheet) if device and device.datasheet else None
+    return row.multiprocessors if row else None
