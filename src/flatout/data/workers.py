@@ -104,7 +104,7 @@ def _run(trials: WorkerTrials, make: Callable[[int], Any], *, num_warm: int, tri
     batches = iter(make(trials.workers))
     warm = list(itertools.islice(batches, num_warm))
     if not warm:
-        raise BadInput("the loader gives no batch to measure")
+        raise BadInput("the loader gives no batch to measure", hint="give a dataset with at least one batch")
     trials.batch_bytes = max(num_bytes(batch) for batch in warm)
     del warm
     times = [time.perf_counter()]

@@ -327,10 +327,10 @@ def read_run(folder: Path) -> Run:
     try:
         run = decode_document(data, Run, RUN, name=str(path))
     except (RecursionError, OverflowError) as error:
-        raise BadInput(f"{path} is damaged: {error}") from None
+        raise BadInput(f"{path} is damaged: {error}", hint=RUN.hint) from None
     times = [time_s for time_s in (run.started_s, run.ended_s, run.process_started_s) if time_s is not None]
     if not 0 < run.pid <= HIGHEST_PID or not all(0 <= time_s < LATEST_S for time_s in times):
-        raise BadInput(f"{path} is damaged: process {run.pid} at {times} seconds since 1970")
+        raise BadInput(f"{path} is damaged: process {run.pid} at {times} seconds since 1970", hint=RUN.hint)
     return run if state_of(run) != "died" else replace(run, end=_read_last_words(folder))
 
 

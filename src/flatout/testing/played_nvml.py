@@ -2,7 +2,8 @@
 
 The default answers are a recording of an H200 under driver 580.159.04.  A test changes the answers it is
 about: another name, a refusal, MIG instances, a GPU that is lost after some questions.  Error classes and
-constants are those of the real bindings, so that a reader catches what it would catch in earnest.
+constants are those of the real bindings, so a reader catches what it catches on a real
+machine.
 
     gpu = PlayedGpu()
     gpu.answers["nvmlDeviceGetPowerUsage"] = NOT_SUPPORTED

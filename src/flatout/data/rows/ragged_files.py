@@ -182,7 +182,10 @@ def _read_folder(folder: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     try:
         note = json.loads((folder / NOTE).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
-        raise BadInput(f"{folder} holds no ragged records: {NOTE} cannot be read") from error
+        raise BadInput(
+            f"{folder} holds no ragged records: {NOTE} cannot be read",
+            hint="RaggedArrays.build makes such a folder",
+        ) from error
     arrays = {}
     for file in sorted(folder.rglob("*.npy")):
         name = file.relative_to(folder).with_suffix("").as_posix()

@@ -53,7 +53,10 @@ def read_adapter(folder: Path) -> PeftAdapter:
         if any(f".{module}." in name for module in config.get("modules_to_save") or ()):
             continue  # a head: the task has its own
         if (found := FACTOR.fullmatch(name)) is None:
-            raise BadInput(f"{folder} holds {name}, which is not a factor of a linear map")
+            raise BadInput(
+                f"{folder} holds {name}, which is not a factor of a linear map",
+                hint="give a LoRA adapter of linear layers alone",
+            )
         module, factor = found.groups()
         inside = module.removeprefix(WRAPPER)
         factors.setdefault(_ending(inside), {})[factor] = tensor.float()
@@ -62,7 +65,10 @@ def read_adapter(folder: Path) -> PeftAdapter:
             raise BadInput(f"{folder} has only one factor of {ending}", hint="save the adapter again")
         ranks = (pair["lora_A"].shape[0], pair["lora_B"].shape[1])
         if ranks != (rank, rank):
-            raise BadInput(f"{folder}: {ending} has the rank {ranks[0]}, and {CONFIG} says {rank}")
+            raise BadInput(
+                f"{folder}: {ending} has the rank {ranks[0]}, and {CONFIG} says {rank}",
+                hint="give an adapter of one rank",
+            )
     if not factors:
         raise BadInput(f"{folder / WEIGHTS} holds no factors", hint="give an adapter that PEFT saved")
     alpha = float(config.get("lora_alpha") or rank)

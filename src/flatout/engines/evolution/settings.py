@@ -1,9 +1,9 @@
 """The settings of `flatout evolve`: one flat table, and default step sizes.
 
 Noise acts on a layer's output in proportion to the spread of its weights: sigma is a share of their root mean
-square.  A twentieth of it or less leaves a model able to answer; far less, and rewards of two members hardly
-differ.  The update is a mean over members of unit noise, so its length falls with the population while its
-direction gets better: lr is a multiple of sigma.
+square.  At a twentieth of it or less, the model still answers; at far less, the rewards of two members
+hardly differ.  The update is a mean over members of unit noise, so its length falls with the population while
+its direction gets better: lr is a multiple of sigma.
 """
 
 from __future__ import annotations

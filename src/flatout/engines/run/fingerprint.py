@@ -32,7 +32,7 @@ def weights_fingerprint(model: nn.Module) -> str:
 
 
 def model_fingerprint(model: nn.Module) -> str:
-    """Name what a model computes: its parameters, buffers, config and active adapters."""
+    """Return a hash of what a model computes: its parameters, buffers, config and active adapters."""
     whole = _weights([*model.named_parameters(), *model.named_buffers()])
     config: Any = getattr(model, "config", None)
     if hasattr(config, "to_dict"):

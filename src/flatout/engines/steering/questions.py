@@ -107,7 +107,7 @@ def split_questions(
     above 0 gets at least one question.
     """
     if min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
-        raise BadInput(f"shares={shares} are not three numbers from 0 that sum to 1")
+        raise BadInput(f"shares={shares} must be three numbers of at least 0 that sum to 1")
     keys = {question.key for question in questions}
     wanted = sum(share > 0 for share in shares)
     if len(keys) < wanted:

@@ -50,7 +50,10 @@ def make_parts(job: Job, recipe: Recipe, *, device: str) -> Parts:
     model.train()
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trainable:
-        raise BadInput(f"{job.name} has no parameter that requires a gradient")
+        raise BadInput(
+            f"{job.name} has no parameter that requires a gradient",
+            hint="unfreeze some",
+        )
     optimizer = job.make_optimizer(trainable)
     _check_step(optimizer)
     scaler = torch.amp.GradScaler(device) if recipe.precision == "fp16" else None

@@ -60,7 +60,7 @@ def _bytes_of(trace: Trace) -> Longs:
 
 
 def _numbers_of(trace: Trace) -> Longs:
-    """Return what is a polynomial: bytes of storages without a formula, then counts of those with one."""
+    """Return what is a polynomial of the sizes: bytes without a formula, then the counts of formulas."""
     plain = [0 if storage.formula else storage.num_bytes for storage in trace.storages]
     counts = [count for storage in trace.storages if storage.formula for count in storage.formula.counts]
     return np.array([*plain, *counts], dtype=np.int64)

@@ -241,9 +241,14 @@ def _read_copy(backup: Backup, saved: SavedFile) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise BadInput(f"the backup {path} cannot be read: {error.strerror}") from None
+        raise BadInput(
+            f"the backup {path} cannot be read: {error.strerror}", hint="nothing was written"
+        ) from None
     if sha256(content) != saved.sha256_before:
-        raise BadInput(f"the backup {path} is damaged: its checksum is not the one on record")
+        raise BadInput(
+            f"the backup {path} is damaged: its checksum is not the one on record",
+            hint="nothing was written",
+        )
     return content
 
 

@@ -452,7 +452,7 @@ def _check_nothing_else_moved(before: Document, text: str, changes: Mapping[str,
 
 
 def means(found: Value, wanted: Value) -> bool:
-    """Return whether a value read back is the wanted one; in quotes, a number is its characters."""
+    """Return whether a value read back is the wanted one; a quoted number counts as that number."""
     if isinstance(found, str) and not isinstance(wanted, str):
         found = plain_value(found)
     return found == wanted and isinstance(found, bool) == isinstance(wanted, bool)

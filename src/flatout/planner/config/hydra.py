@@ -79,7 +79,7 @@ class _Walk:
 
     def read(self, path: Path, depth: int = 0) -> Document:
         if depth > MAX_DEPTH:
-            raise BadInput(f"the defaults of {path.name} go in a circle")
+            raise BadInput(f"the defaults of {path.name} go in a circle", hint="remove one of them")
         return read_document(path, name=str(path.relative_to(self.root)))
 
     def note_overrides(self, path: Path, added: tuple[_Entry, ...] = (), *, depth: int = 0) -> None:

@@ -164,7 +164,10 @@ def _stage_files(root: Path, pattern: str | None, *, main: Path) -> list[Path]:
     if pattern is not None:
         found = sorted(root.glob(pattern)) if pattern else []
         if pattern and not found:
-            raise BadInput(f"no stage matches {pattern!r} in {root}")
+            raise BadInput(
+                f"no stage matches {pattern!r} in {root}",
+                hint='set stages in the mapping file, such as "stages/*.yaml"',
+            )
         return found
     for name in STAGE_FOLDERS:
         if (root / name).is_dir():

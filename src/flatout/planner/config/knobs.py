@@ -235,7 +235,9 @@ def read_mapping(path: Path) -> Mapped:
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise BadInput(f"no mapping file at {path}") from None
+        raise BadInput(
+            f"no mapping file at {path}", hint="write one, or name knobs with --knob KNOB=KEY"
+        ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise BadInput(f"{path} is not valid TOML: {error}") from None
     except OSError as error:

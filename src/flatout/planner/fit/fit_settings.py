@@ -154,4 +154,7 @@ def _want(
             hint=f"add a key for it to the config, or name one with --knob {knob}=KEY",
         )
     if wanted.setdefault(setting.place, value) != value:
-        raise BadInput(f"stages that share {knob} ({setting.place}) would need different values")
+        raise BadInput(
+            f"stages that share {knob} ({setting.place}) would need different values",
+            hint="give each a key of its own",
+        )

@@ -168,7 +168,10 @@ def nest_keys(values: Mapping[str, object]) -> dict[str, object]:
         for name in path:
             inner = place.setdefault(name, {})
             if not isinstance(inner, dict):
-                raise BadInput(f"{key} lies below {name}, which has a value of its own")
+                raise BadInput(
+                    f"{key} lies below {name}, which has a value of its own",
+                    hint=f"set {key} or {name}, not both",
+                )
             place = inner
         place[last] = value
     return {key: _with_lists(value) for key, value in result.items()}

@@ -75,7 +75,10 @@ def base_tree(base: str, command: Sequence[str]) -> Iterator[Tree]:
         _link_untracked(top, tree)
         folder = tree / Path.cwd().relative_to(top.resolve())
         if not folder.is_dir() or not folder.resolve().is_relative_to(tree):
-            raise BadInput(f"{base} has no folder {Path.cwd().relative_to(top.resolve())}")
+            raise BadInput(
+                f"{base} has no folder {Path.cwd().relative_to(top.resolve())}",
+                hint="run in a folder that it has, such as the top",
+            )
         yield Tree(
             name=f"{base} ({revision[:9]})",
             folder=folder,

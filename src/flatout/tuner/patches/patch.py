@@ -1,4 +1,4 @@
-"""A patch: how to rewrite a file of the user's so that it does the same, faster.
+"""A patch: how to rewrite a user's file so that it does the same work faster.
 
 A module of `transforms` holds one `PATCH`, named like its file.  It rewrites the text of a file around the
 lines of a finding, or refuses with a reason.  It must check that names are not rebound and that nothing else

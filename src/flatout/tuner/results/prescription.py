@@ -20,6 +20,7 @@ from flatout.tuner.treatment import Dose, Value, treatment_of
 
 FILE = "flatout.toml"
 VERSION = 1
+AGAIN = "flatout tune SCRIPT writes it again"
 HEAD = "# Written by flatout tune; flatout run applies it to the unmodified script.\n"
 
 
@@ -101,13 +102,13 @@ def load_prescription(path: Path) -> Prescription:
             f"{path} cannot be read: {error.strerror}", hint="flatout tune SCRIPT writes one"
         ) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path} is not TOML: {error}") from None
+        raise BadInput(f"{path} is not TOML: {error}", hint=AGAIN) from None
     if data.get("version", VERSION) != VERSION:
-        raise BadInput(f"{path} has version {data['version']}; this flatout reads {VERSION}")
+        raise BadInput(f"{path} has version {data['version']}; this flatout reads {VERSION}", hint=AGAIN)
     try:
         found = decode(Prescription, data)
     except WrongShape as error:
-        raise BadInput(f"{path}: {error}", hint="flatout tune SCRIPT writes it again") from None
+        raise BadInput(f"{path}: {error}", hint=AGAIN) from None
     for dose in (*found.doses(), *found.patch_doses()):
         treatment_of(dose)
     return found

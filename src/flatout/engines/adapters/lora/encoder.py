@@ -227,7 +227,8 @@ class PackedEncoder:
             module = modules.get(name)
             if type(module) is not nn.Linear or module.weight.shape != (site.num_out, site.num_in):
                 raise BadInput(
-                    f"the model has no linear map {name!r} of this size", hint="the bank is another model's"
+                    f"the model has no linear map {name!r} of this size",
+                    hint="the bank was made for another model",
                 )
             if "forward" in vars(module):
                 raise BadInput(

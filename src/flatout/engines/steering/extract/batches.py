@@ -1,9 +1,9 @@
 """What an extraction has to compute, cut into batches that fit.
 
 A piece of work is one sequence, or a fork: two sequences that begin alike.  A fork computes the common part
-once, at the price of a second pass for the endings.  That pass is short, but a pass over few tokens takes as
-long as one over some hundred: it reads every weight either way.  So forks pay where what they save in a batch
-is more than that.
+once, at the price of a second pass for the endings.  That pass is short, but a pass over a few tokens takes
+as long as one over a few hundred: it reads every weight either way.  So a batch has forks only if they save
+more than that pass costs.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def read_control_vector(path: Path) -> tuple[dict[int, Tensor], str | None]:
 
 def _read(cursor: _Cursor, path: Path) -> tuple[dict[int, Tensor], str | None]:
     if cursor.take("4s") != MAGIC:
-        raise BadInput(f"{path} is not a GGUF file")
+        raise BadInput(f"{path} is not a GGUF file", hint="give a control vector")
     if (version := cursor.take("I")) not in (2, VERSION):
         raise BadInput(f"{path} is GGUF version {version}; flatout reads 2 and 3")
     num_tensors, num_pairs = cursor.take("Q"), cursor.take("Q")
@@ -72,7 +72,10 @@ def _read(cursor: _Cursor, path: Path) -> tuple[dict[int, Tensor], str | None]:
         name = cursor.string()
         pairs[name] = cursor.value(cursor.take("I"))
     if pairs.get("general.architecture") != ARCHITECTURE:
-        raise BadInput(f"{path} is a {pairs.get('general.architecture')}, not a {ARCHITECTURE}")
+        raise BadInput(
+            f"{path} is a {pairs.get('general.architecture')}, not a {ARCHITECTURE}",
+            hint="give a control vector, not a model",
+        )
     listed = [
         (cursor.string(), cursor.shape(), cursor.take("I"), cursor.take("Q")) for _ in range(num_tensors)
     ]

@@ -470,7 +470,7 @@ def _stored(statement: ast.stmt) -> set[str]:
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
-    """Return the names in a node that are read, or assigned to; those of a comprehension are its own."""
+    """Return the names that a node reads, or assigns to, without those a comprehension makes for itself."""
     inside = [each.target for part in ast.walk(node) for each in getattr(part, "generators", ())]
     own = {name.id for target in inside for name in ast.walk(target) if isinstance(name, ast.Name)}
     found = {
