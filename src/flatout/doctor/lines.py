@@ -10,7 +10,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from random import Random
 from statistics import mean
 
 from flatout.doctor.ceilings import KNOCKED_OUT, MOST, arm_at, holds, host_is_hidden, on_gpu, share_of
@@ -20,9 +19,9 @@ from flatout.doctor.sentences import phase_means, phase_shares
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, OptimizerSetup, Place, Site, SiteKind, StackPath
-from flatout.measure.statistics import typical_steps
+from flatout.measure.statistics import mean_interval, typical_steps
 
-FEWEST_LOOKS, FEWEST_STEPS, NUM_RESAMPLES = 100, 3, 1000
+FEWEST_LOOKS, FEWEST_STEPS = 100, 3
 FEWEST_SAMPLES = 5  # samples of a block
 FEWEST_BETWEEN = 20  # samples between the phases
 LEAST_OPTIMIZER_SHARE = 0.05
@@ -294,10 +293,7 @@ def share_interval(share: float, line: CodeLine) -> tuple[float, float] | None:
     whole = sum(line.steps_s)
     if len(line.steps_s) < FEWEST_STEPS or whole <= 0:
         return None
-    seconds = line.steps_s
-    drawn = Random(0)
-    sums = sorted(sum(drawn.choices(seconds, k=len(seconds))) / whole for _ in range(NUM_RESAMPLES))
-    low, high = sums[round(0.025 * (NUM_RESAMPLES - 1))], sums[round(0.975 * (NUM_RESAMPLES - 1))]
+    low, high = (end * len(line.steps_s) / whole for end in mean_interval(line.steps_s))
     return min(share * low, 1.0), min(share * high, 1.0)
 
 

@@ -56,6 +56,14 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the 95 % interval of the mean of `values`, by resampling."""
+    import numpy as np
+
+    known = np.asarray(values)
+    return bootstrap_interval(lambda drawn: known[drawn].mean(axis=1), num_values=len(known))
+
+
 def spread(values_s: Sequence[float]) -> Spread | None:
     if not values_s:
         return None

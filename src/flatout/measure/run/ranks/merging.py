@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Rank
-from flatout.measure.statistics import FEWEST_STEPS, bootstrap_interval
+from flatout.measure.statistics import FEWEST_STEPS, mean_interval
 
 MEETING = ("backward", "optimizer")  # phases in which ranks meet in any case
 
@@ -43,10 +43,7 @@ def _own_interval(evidence: Evidence) -> tuple[float | None, float | None]:
     own_s = [sum(step.phases_s.get(phase, 0.0) for phase in alone) for step in steps]
     if len(own_s) < FEWEST_STEPS:
         return None, None
-    import numpy as np
-
-    values = np.array(own_s)
-    return bootstrap_interval(lambda drawn: values[drawn].mean(axis=1), num_values=len(own_s))
+    return mean_interval(own_s)
 
 
 def _share(seconds: float | None, step_s: float) -> float | None:
