@@ -8,11 +8,9 @@ name and renamed, so that a file that is there is whole.
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -55,12 +53,20 @@ def write(fields: Mapping[str, Array], spans: Mapping[str, Span], path: Path) ->
         "version": VERSION,
         "spans": {name: numbers[id(span)] for name, span in spans.items()},
     }
-    partial = path.with_name(f".{path.name}.partial")
-    if path.suffix == SUFFIX:
-        _write_safetensors(arrays, note, partial)
-    else:
-        _write_folder(arrays, note, partial)
-    os.replace(partial, path)
+    with _folder_beside(path) as folder:
+        partial = folder / path.name
+        if path.suffix == SUFFIX:
+            _write_safetensors(arrays, note, partial)
+        else:
+            _write_folder(arrays, note, partial)
+        partial.rename(path)
+
+
+@contextmanager
+def _folder_beside(path: Path) -> Iterator[Path]:
+    """Yield a folder of this writer's own, which is gone when the block ends or fails."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        yield Path(folder)
 
 
 def read(path: Path) -> tuple[dict[str, Array], dict[str, tuple[Array, Array]]]:
@@ -84,16 +90,13 @@ def build(
     records: Iterable[Mapping[str, Any]], path: Path, *, ragged: Sequence[str], make: Callable[..., Any]
 ) -> None:
     """Append records to one raw file per field, then write them to `path` together."""
-    with (
-        tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder,
-        ExitStack() as files,
-    ):
+    with _folder_beside(path) as folder, ExitStack() as files:
         columns: dict[str, _Column] = {}
         count = -1
         for count, record in enumerate(records):
             if count == 0:
                 for number, name in enumerate(record):
-                    columns[name] = _Column(name, Path(folder) / str(number), files)
+                    columns[name] = _Column(name, folder / str(number), files)
             if record.keys() != columns.keys():
                 odd = next(iter(record.keys() ^ columns.keys()))
                 raise BadInput(
@@ -170,7 +173,6 @@ def _mapped(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...], *, offset:
 
 
 def _write_folder(arrays: Mapping[str, Array], note: Mapping[str, Any], folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
     for name, array in arrays.items():
         file = folder / f"{name}.npy"
         file.parent.mkdir(parents=True, exist_ok=True)

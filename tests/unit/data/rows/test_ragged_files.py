@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from flatout.data import RaggedArrays
+from flatout.data.rows import ragged_files
 from flatout.ground.errors import BadInput
 
 RECORDS = [{"x": np.arange(3), "y": 1.5}, {"x": np.arange(1), "y": 2.5}]
@@ -74,6 +76,22 @@ def test_what_is_no_such_file_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(BadInput, match=r"cut\.safetensors"):
         RaggedArrays.open(path)
+
+
+@pytest.mark.parametrize("name", ["data", "data.safetensors"])
+def test_a_write_that_fails_leaves_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = RaggedArrays.build(RECORDS, tmp_path / "whole")
+
+    def full(*_args: object, **_options: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "save", full)
+    monkeypatch.setattr(ragged_files, "_write_rows", full)
+    with pytest.raises(OSError, match="No space"):
+        arrays.save(tmp_path / name)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["whole"]
 
 
 def test_empty_fields_survive(tmp_path: Path) -> None:
