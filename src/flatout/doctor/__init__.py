@@ -11,6 +11,7 @@ outside      what happens between the steps, as a share of the job
 examine      apply every rule to one Evidence and rank the findings
 causal_map   what the step would take without each block
 sentences    what terminal and page both say: what bounds the step, what an arm showed
+unexplained  what costs time though no rule names a line for it
 report/      the diagnosis as one HTML page
 
 Importing this package imports no torch: any machine can examine a saved Evidence file.

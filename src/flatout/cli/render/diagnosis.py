@@ -33,8 +33,8 @@ from flatout.doctor.sentences import (
     short_of_time,
     straggler_words,
     too_little,
-    unexplained,
 )
+from flatout.doctor.unexplained import unexplained
 from flatout.ground.units import UNKNOWN, show_interval, show_ratio, show_seconds, show_share
 from flatout.page.printable import printable
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator, Sequence
 
 from flatout.doctor.causal_map import causal_map, flat
 from flatout.doctor.finding import Finding
 from flatout.doctor.report.charts import arm_band, arm_keys, bars, cut_off, timeline, whiskers
-from flatout.doctor.report.source_view import source_view
+from flatout.doctor.report.source_view import dedented, source_view
 from flatout.doctor.rule import all_rules
 from flatout.doctor.sentences import (
     SAFETY,
@@ -25,8 +24,8 @@ from flatout.doctor.sentences import (
     show_ceiling,
     straggler_words,
     too_little,
-    unexplained,
 )
+from flatout.doctor.unexplained import unexplained
 from flatout.ground.units import UNKNOWN, show_bytes, show_interval, show_ratio, show_seconds, show_share
 from flatout.measure import PHASES
 from flatout.measure.evidence import Evidence, Kernels, Loader, Memory, Place
@@ -244,9 +243,6 @@ def _excerpt(place: Place | None, sources: dict[str, dict[str, str]]) -> Html | 
         return None
     near = range(place.line - CONTEXT_LINES, place.line + CONTEXT_LINES + 1)
     numbers = [line for line in near if str(line) in known]
-    # Line by line: a hostile line may hold characters that split it.
-    texts = [" ".join(known[str(line)].expandtabs(4).splitlines()).rstrip() for line in numbers]
-    dedented = textwrap.dedent("\n".join(texts)).split("\n")
     rows = [
         tag(
             "tr",
@@ -254,7 +250,7 @@ def _excerpt(place: Place | None, sources: dict[str, dict[str, str]]) -> Html | 
             tag("td", text),
             class_="guilty" if line == place.line else None,
         )
-        for line, text in zip(numbers, dedented, strict=True)
+        for line, text in zip(numbers, dedented(numbers, known), strict=True)
     ]
     caption = tag("caption", place.file + (f", in {place.function}" if place.function else ""))
     return tag("div", tag("table", caption, tag("tbody", *rows)), class_="source scroll")

@@ -28,13 +28,17 @@ def source_view(blocks: Sequence[MapBlock], sources: Mapping[str, Numbered]) -> 
     return tag("div", *tables) if tables else NOTHING
 
 
+def dedented(lines: Sequence[int], numbered: Numbered) -> list[str]:
+    """Return the texts of lines without their common indentation."""
+    # Line by line: a hostile line may hold characters that split it.
+    texts = [" ".join(numbered[str(line)].expandtabs(4).splitlines()).rstrip() for line in lines]
+    return textwrap.dedent("\n".join(texts)).split("\n")
+
+
 def _file(file: str, blocks: Sequence[MapBlock], numbered: Numbered) -> Html:
     rows = []
     lines = list(_lines(blocks, numbered))
-    # Line by line: a hostile line may hold characters that split it.
-    texts = [" ".join(numbered[str(line)].expandtabs(4).splitlines()).rstrip() for line in lines]
-    dedented = textwrap.dedent("\n".join(texts)).split("\n")
-    for before, line, text in zip([None, *lines], lines, dedented, strict=False):
+    for before, line, text in zip([None, *lines], lines, dedented(lines, numbered), strict=False):
         if before is not None and line != before + 1:
             rows.append(tag("tr", tag("th"), tag("td"), tag("td"), tag("td", "⋯", class_="gap")))
         rows.append(_line(line, text, blocks))

@@ -43,7 +43,7 @@ from flatout.doctor.ceilings import on_gpu, rows_cost_nothing, share_of
 from flatout.doctor.finding import Ceiling, Finding
 from flatout.doctor.lines import training_call
 from flatout.doctor.rule import title_of
-from flatout.doctor.sentences import loss_share
+from flatout.doctor.unexplained import loss_share
 from flatout.ground.units import show_seconds, show_share
 from flatout.measure.evidence import Evidence, Kernels
 
