@@ -46,6 +46,7 @@ LATE_S = 0.001  # a sample this late shows what came before the line that it fou
 LEAST_TYPICAL = 0.002  # of the samples in typical steps, for a line to belong to them
 ALIKE = math.log(1.5)  # the largest ratio between the excesses of similar long steps
 LEAST_WITH_EPOCH = 0.9  # of its steps
+LEAST_OF_CALLS = 0.9  # of a line's samples, for a function to stand for what it calls
 UNLIKE = 10.0  # added to the distance of two long steps if only one begins an epoch or calls more models
 MOST_EPISODES = 20
 EVALUATES = re.compile(r"eval|valid|test|score|metric|loss|accura|perplex", re.IGNORECASE)
@@ -87,7 +88,7 @@ class Cause:
     """What a sample found outside the typical step."""
 
     place: Place
-    function: str | None
+    function: str | None = field(compare=False)  # that it calls: a line that loops calls several
     library: str | None = None  # what libraries did, if the user's own lines are in every step
 
 
@@ -108,6 +109,7 @@ class CauseTally:
     steps: set[int] = field(default_factory=set)
     looks: list[Look] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    called: Counter[str | None] = field(default_factory=Counter)
     num_with_epoch: int = 0  # in the first step of a training epoch
     served_in: set[str] = field(default_factory=set)  # arms in which it got kept batches
     in_warm_up: bool = True  # always
@@ -121,8 +123,15 @@ class CauseTally:
 
     def note(self, look: Look, cause: Cause) -> None:
         self.looks.append(look)
+        self.called[cause.function] += 1
         self.loads |= look.library == "loading"
         self.names |= {place.function for place in look.places if place.function and place != cause.place}
+
+    @property
+    def function(self) -> str | None:
+        """Return the function that the line calls in nearly all samples, if there is one."""
+        function, num = self.called.most_common(1)[0]
+        return function if num >= LEAST_OF_CALLS * len(self.looks) else None
 
     def innermost(self, cause: Cause) -> Place | None:
         """Return the line below the cause in which most samples ended, if half of them did."""
@@ -351,7 +360,7 @@ def _episode(
     return Episode(
         kind=kind,
         place=cause.place,
-        function=cause.function,
+        function=tally.function,
         seconds=tally.seconds,
         times=times,
         num_steps=num_steps,
@@ -369,7 +378,7 @@ def _kind(cause: Cause, tally: CauseTally, *, has_loader: bool) -> EpisodeKind:
             return library
     if cause.library == "loading":
         return "epoch-start"
-    names = " ".join(sorted(tally.names | {cause.function or ""}))
+    names = " ".join(sorted(tally.names | {function or "" for function in tally.called}))
     if EVALUATES.search(names):
         return "evaluation"
     if SAVES.search(names):

@@ -125,6 +125,26 @@ def test_an_evaluation_is_found_at_the_line_that_calls_it() -> None:
     assert not found.with_epoch
 
 
+def test_a_line_that_loops_by_itself_is_one_evaluation() -> None:
+    """`total = sum(loss(model(x), y) for x, y in held_out)` loads and computes under one line."""
+    loads = Place(file="data.py", line=5, function="Rows.__getitem__")
+    computes = Place(file="model.py", line=9, function="Net.forward")
+    run = Run()
+    for _ in range(3):
+        run.steps(9)
+        start_s, end_s = run.step(0.4 + STEP_S, num_forwards=9)
+        for number in range(10):
+            at_s = start_s + 1e-3 + 0.04 * number
+            if number % 2:
+                run.look(MAIN, CALLS, computes, at_s=at_s, in_model=True)
+            else:
+                run.look(MAIN, CALLS, loads, at_s=at_s, library="loading")
+        run.look(MAIN, STEP, at_s=end_s - 1e-4, weight_s=STEP_S, in_model=True)
+    (found,) = run.episodes()
+    assert (found.kind, found.place, found.function) == ("evaluation", CALLS, None)
+    assert found.seconds == pytest.approx(1.2)
+
+
 def test_what_comes_with_every_epoch_is_spread_over_its_length() -> None:
     run = evaluated(10, 1, epoch_start=True, begins_epoch=True)
     (found,) = run.episodes(steps_per_epoch=200.0)
