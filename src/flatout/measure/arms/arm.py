@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 REAL = "real"  # the label of unchanged steps
 ONE_BATCH = "one-batch"  # the label of steps that all run on the same batch
+UNWATCHED = "unwatched"  # the label of steps of which only the end is noted
 DEPENDS = "an input is computed from an earlier result"  # why calls cannot be one
 COMPILED = "the job runs compiled code, which would be recompiled"  # why an arm is refused
 
@@ -44,6 +45,7 @@ class Arm:
     suspicion: float = 0.0  # the share of the step that it may free
     serves: str | None = None  # "cached", "half", "one": which kept batches its steps are given
     only_baseline: bool = False  # it shows nothing by itself and runs only for the arms that need it
+    is_internal: bool = False  # it shows what the measurement costs, and is in no report
     fewest_rounds: int = 1  # run at least this many, even if the first shows no gain
     refusal: str | None = None  # why it cannot run, or gave up; its steps do not count from then on
     fell_back: bool = False  # the current step ran unchanged, at least in part, so it does not count

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from flatout.measure.arms import batched_call, garbage_off, precision, reads_free, recurrence, threads
+from flatout.measure.arms import (
+    batched_call,
+    garbage_off,
+    precision,
+    reads_free,
+    recurrence,
+    threads,
+    unwatched,
+)
 from flatout.measure.arms.arm import Propose
 from flatout.measure.arms.batches import kept_batches, staged, trimmed, whole_batches, workers
 from flatout.measure.arms.knock_out import function_blocks, leave_out
@@ -18,6 +26,7 @@ from flatout.measure.arms.switches import (
 )
 
 PROPOSERS: tuple[Propose, ...] = (
+    unwatched.propose,
     kept_batches.propose,
     function_blocks.propose,
     leave_out.propose,

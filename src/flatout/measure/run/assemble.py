@@ -80,7 +80,8 @@ class Assembly:
         loaders = _with_lines(observer.loaders.evidence(), tools.stacks)
         modules = tools.found_calls(observer.optimizers)
         episodes = _episodes(observer, loaders)
-        steps = build_steps(observer.rows)  # the episodes told which of them are typical
+        notes = observer.sequence.watching()
+        steps = build_steps(observer.rows, watching_s=notes.seconds)  # the episodes told which are typical
         counterfactuals = _counterfactuals(observer, steps)
         evidence = Evidence(
             job=self._job(observer, ending),
@@ -131,7 +132,7 @@ class Assembly:
 def _counterfactuals(observer: Observer, steps: tuple[Step, ...]) -> tuple[Counterfactual, ...]:
     found = []
     for arm in observer.sequence.arms.values():
-        counts = arm.refusal is None and not arm.only_baseline
+        counts = arm.refusal is None and not arm.only_baseline and not arm.is_internal
         measured = observer.sequence.result_of(arm) if counts else None
         if measured is not None and measured.baseline == ONE_BATCH:
             measured = _with_waits(measured, steps)

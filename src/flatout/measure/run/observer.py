@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flatout.ground.units import show_seconds
-from flatout.measure.arms.arm import REAL, Arm, ArmContext, Propose
+from flatout.measure.arms.arm import REAL, UNWATCHED, Arm, ArmContext, Propose
 from flatout.measure.arms.batches.batch_statements import BatchStatements
 from flatout.measure.arms.knock_out.leave_out import LeaveOut
 from flatout.measure.arms.proposers import PROPOSERS
-from flatout.measure.clock import Clock, DeviceMarks, ident, now, phases_s
+from flatout.measure.arms.unwatched import StepEnd
+from flatout.measure.clock import NUM_REGIONS, REST, Clock, DeviceMarks, ident, now, phases_s
 from flatout.measure.evidence import Place
 from flatout.measure.lines.stack_watch import StackWatch
 from flatout.measure.loading.loaders import LoaderWatch
@@ -117,7 +118,7 @@ class Observer:
         self.device = "cpu"
         self.framework: str | None = None
         self.num_forwards = self.num_backwards = 0
-        self.num_arms = 0  # blocks of arms that have begun
+        self.num_arms = 0  # blocks of arms that have begun, and may change what is trained
         self.finished = False
         self.removed = False
         self._restart()
@@ -140,6 +141,7 @@ class Observer:
         self.out_of_time = False
         self._anchor_key: AnchorKey | None = None
         self._counts = (0, 0, 0)
+        self._ends: list[StepEnd] | None = None  # of an unwatched block
         self._waited_in_line_s = 0.0
         self._step_began_s = self.clock.last
         self._narrowed.undo()
@@ -230,6 +232,8 @@ class Observer:
         if self.finished:  # the script swallowed the end, so repeat it
             self.listener.finished()
             return
+        if self._ends is not None and key == self._anchor_key and self._note_end(self._ends):
+            return
         if self.anchor.outranks(key):  # an evaluation ran first: what was measured was not a training step
             if not self.anchor.gives_way(key):
                 return
@@ -248,13 +252,58 @@ class Observer:
 
     # -- steps
 
+    def _note_end(self, ends: list[StepEnd]) -> bool:
+        """Note the end of a step of an unwatched block; return whether its block goes on."""
+        loaders, clock = self.loaders, self.clock
+        counts = loaders.num_batches, self.num_forwards, self.num_backwards
+        begun = loaders.epoch_began, loaders.training_epoch_began
+        ends.append(StepEnd(now(), clock.totals.copy(), *counts, *begun))
+        loaders.epoch_began = loaders.training_epoch_began = False
+        if len(ends) == self.sequence.block.num_steps:
+            return False
+        if self._anchor_key is not None and self._anchor_key[0] != OPTIMIZER_STEP:
+            loaders.num_steps += 1
+        return True
+
+    def _note_unwatched(self, ends: list[StepEnd]) -> None:
+        """Make rows of the steps of an unwatched block, the last of which the anchor has counted."""
+        before = StepEnd(self._step_began_s, [0.0] * NUM_REGIONS, *self._counts)
+        key, block = self._anchor_key or (0, 0), self.sequence.block
+        self.anchor.counts[key] -= 1
+        for number, end in enumerate(ends):
+            totals = [after - earlier for after, earlier in zip(end.totals, before.totals, strict=True)]
+            totals[REST] += end.time_s - before.time_s - sum(totals)
+            self.anchor.counts[key] += 1
+            self.rows.append(
+                StepRow(
+                    index=self.anchor.counts[key],
+                    arm=block.arm,
+                    block=self.sequence.number,
+                    transition=number < block.num_untimed,
+                    totals=totals,
+                    marks=[],
+                    rows=None,
+                    num_batches=end.num_batches - before.num_batches,
+                    num_forwards=end.num_forwards - before.num_forwards,
+                    num_backwards=end.num_backwards - before.num_backwards,
+                    epoch_start=end.epoch_start,
+                    begins_epoch=end.begins_epoch,
+                    ended_at_s=end.time_s,
+                )
+            )
+            before = end
+        self.position = block.num_steps - 1
+
     def _step_end(self) -> None:
         totals = self.clock.take()
         marks = self.marks.take() if self.marks is not None else []
         block = self.sequence.number
         self.process.step_end(self.arm)
         if self.begun:
-            self._note_row(totals, marks)
+            if self._ends:
+                self._note_unwatched(self._ends)
+            else:
+                self._note_row(totals, marks)
             self._advance()
         else:
             self.framework = framework_around(sys._getframe())
@@ -434,6 +483,7 @@ class Observer:
     def cut_short(self) -> None:
         """Finish inside the step under way, and note which line holds it."""
         self.finished = self.out_of_time = True
+        self._ends = None
         set_up = self.deadline.first_step_s is None
         took_s = time.monotonic() - self.deadline.began_s if set_up else now() - self._step_began_s
         looks = [each for each in self.stack_watch.looks if each.time_s > self._step_began_s and each.places]
@@ -505,16 +555,18 @@ class Observer:
         self.listener.progress(f"{label}: {num_steps} steps, {max(0.0, self.seconds_left):.0f} s left")
         arm = self.sequence.arms.get(label)
         with self.tools.guard("training"):
-            self.process.training.block_begins(of_arm=arm is not None)
+            self.process.training.block_begins(of_arm=arm is not None and not arm.is_internal)
         self.loaders.begin_serving(arm.serves if arm is not None else None)
         self.loaders.recording = label == REAL
+        self._ends = [] if label == UNWATCHED else None
         self.loaders.counts_rows = label == REAL or (arm is not None and arm.serves is None)
+        self.loaders.counts_rows &= self._ends is None
         if arm is not None:
             self._begin_arm(arm)
         self.tools.begin(label, self.device)
 
     def _begin_arm(self, arm: Arm) -> None:
-        self.num_arms += 1
+        self.num_arms += not arm.is_internal
         try:
             arm.begin()
         except Exception as error:  # noqa: BLE001 - ours; the steps run as they are and do not count
@@ -535,6 +587,7 @@ class Observer:
         return max(HANGS_S, HANGS * block_s)
 
     def _end_block(self, label: str) -> None:
+        self._ends = None
         self.end_arm()
         steps_s = [row.host_s for row in self._rows_of_block()]
         self.tools.end(label, steps_s, usual_steps=self._usual_steps())

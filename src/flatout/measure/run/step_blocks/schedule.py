@@ -308,7 +308,7 @@ class Rounds:
                 last_line=arm.last_line,
             )
             for label, arm in self.arms.items()
-            if label not in done and not arm.only_baseline
+            if label not in done and not (arm.only_baseline or arm.is_internal)
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from flatout.measure.arms.arm import REAL, Arm, ArmContext, Propose, Same
+from flatout.measure.arms.arm import REAL, UNWATCHED, Arm, ArmContext, Propose, Same
 from flatout.measure.arms.batches import kept_batches
 from flatout.measure.evidence import INSTRUMENTS, ArmNotRun, Counterfactual
 from flatout.measure.run.passes import Passes
@@ -30,7 +30,7 @@ from flatout.measure.run.step_blocks.schedule import (
     plan_passes,
     plan_rounds,
 )
-from flatout.measure.run.step_rows import StepRow, build_steps, real_step_s
+from flatout.measure.run.step_rows import StepRow, Watching, build_steps, real_step_s, watching
 from flatout.measure.statistics import compare
 
 if TYPE_CHECKING:
@@ -70,6 +70,7 @@ class BlockSequence:
         self._proposed_again = False
         self._saw_last = False
         self._recounts = 0
+        self._watching = (0, 0), Watching()  # as it was after so many steps without notes, and long ones
 
     @property
     def block(self) -> StepBlock:
@@ -233,7 +234,17 @@ class BlockSequence:
     def result_of(self, arm: Arm) -> Counterfactual | None:
         """Return what an arm has shown so far."""
         rows = [row for row in self._rows if row.arm in (arm.label, arm.baseline)]
-        return compare(build_steps(rows), label=arm.label, baseline=arm.baseline, kind=arm.kind)
+        notes = Watching() if arm.label == UNWATCHED else self.watching()
+        steps = build_steps(rows, watching_s=notes.seconds)
+        found = compare(steps, label=arm.label, baseline=arm.baseline, kind=arm.kind)
+        return found if found is None or not notes.seconds else notes.taken_off(found)
+
+    def watching(self) -> Watching:
+        """Return what the notes on a step add to it."""
+        seen = sum(row.arm == UNWATCHED for row in self._rows), sum(row.apart for row in self._rows)
+        if seen != self._watching[0]:
+            self._watching = seen, watching(self._rows)
+        return self._watching[1]
 
     def acquit(self, labels: Iterable[str]) -> None:
         """Note that the job does not fail because of these arms."""
