@@ -6,6 +6,9 @@ over a typical step is the time to explain, and the stack samples in it say whic
 That line is the outermost one that no typical step has on its stack: `evaluate(model)` in the loop, not the
 model's own lines below it. Time in which another program held the core does not count.
 
+The steps that follow are slower than usual if it drove the job's data out of the processor's caches: their
+excess over steps long after it belongs to it, too.
+
 A diagnosis sees a minute of a job that may take days.  Time that recurs is spread over the steps in which it
 was seen, or over the epoch if it comes with each; time paid once (set-up, compilation) or seen a single time
 is not spread.  Many loops evaluate at their first step, so evaluations count in the warm-up as well.
@@ -47,6 +50,8 @@ LEAST_TYPICAL = 0.002  # of the samples in typical steps, for a line to belong t
 ALIKE = math.log(1.5)  # the largest ratio between the excesses of similar long steps
 LEAST_WITH_EPOCH = 0.9  # of its steps
 LEAST_OF_CALLS = 0.9  # of a line's samples, for a function to stand for what it calls
+TRACES = 1.03  # times a settled step: a step after a long one that is slower is still slowed by it
+FEWEST_FOLLOWED = 5  # long steps, to know how much slower the steps after them are
 UNLIKE = 10.0  # added to the distance of two long steps if only one begins an epoch or calls more models
 MOST_EPISODES = 20
 EVALUATES = re.compile(r"eval|valid|test|score|metric|loss|accura|perplex", re.IGNORECASE)
@@ -65,6 +70,8 @@ class LongStep:
     more_calls: bool  # models are called more often than in a usual step
     more_batches: bool  # more are loaded than in a usual step
     looks: list[Look] = field(default_factory=list)
+    followers: list[StepRow] = field(default_factory=list)  # that it still slows
+    traces_s: float = 0.0  # what it adds to them
 
     @property
     def is_whole(self) -> bool:
@@ -177,6 +184,7 @@ def find_episodes(
             step.looks = lined_up.within(step.row)
         # without usual steps no line is unusual
         known = bool(usual or stacks is not None)
+        _follow(timed, long, took_s=lambda row: _took_s(row, seconds or {}))
         whole = _tally(long, typical, lambda step: step.is_whole) if known else {}
         # epochs may all have ended in arms, which tell less exactly what an evaluation takes
         in_arms = _tally(long, typical, lambda step: not step.is_served) if known else {}
@@ -196,8 +204,7 @@ def find_episodes(
 
 def _long_steps(rows: Sequence[StepRow], seconds: Mapping[int, float]) -> Iterator[LongStep]:
     def took_s(row: StepRow) -> float:
-        """Exclude time in which others held the cores: it belongs to the machine, not the job."""
-        return max(0.0, seconds.get(row.index, row.host_s) - row.in_line_s)
+        return _took_s(row, seconds)
 
     def work_s(row: StepRow) -> float:
         """Exclude waits: loaders with several workers wait in bursts, which belong to the typical step."""
@@ -229,6 +236,44 @@ def _long_steps(rows: Sequence[StepRow], seconds: Mapping[int, float]) -> Iterat
                     row.num_forwards > usual_calls,
                     row.num_batches > usual_batches,
                 )
+
+
+def _took_s(row: StepRow, seconds: Mapping[int, float]) -> float:
+    """Exclude time in which others held the cores: it belongs to the machine, not the job."""
+    return max(0.0, seconds.get(row.index, row.host_s) - row.in_line_s)
+
+
+def _follow(rows: Sequence[StepRow], long: Sequence[LongStep], *, took_s: Callable[[StepRow], float]) -> None:
+    """Find the steps that long ones still slow: the first ones after them, up to one that has settled.
+
+    A step has settled if it lies in the last third of the steps between two long ones.
+    """
+    of_row = {id(step.row): step for step in long}
+    gaps: list[tuple[LongStep, list[StepRow]]] = []
+    before: StepRow | None = None  # if a long step came earlier in its block
+    for row in rows:
+        if id(row) in of_row:
+            gaps.append((of_row[id(row)], []))
+            before = row
+        elif before is not None and (row.block, row.index) == (before.block, before.index + 1):
+            gaps[-1][1].append(row)
+            before = row
+        else:
+            before = None
+    usual = [len(between) for step, between in gaps if step.row.arm in COUNTED]
+    num_followed = round(median(usual)) * 2 // 3 if len(usual) >= FEWEST_FOLLOWED else 0
+    settled = [took_s(row) for _, between in gaps for row in between[num_followed:]]
+    if not num_followed or not settled:
+        return
+    settled_s = median(settled)
+    for number in range(num_followed):
+        found = [took_s(between[number]) for _, between in gaps if number < len(between)]
+        if len(found) < FEWEST_FOLLOWED or median(found) < TRACES * settled_s:
+            break
+        for step, between in gaps:
+            if number < len(between):
+                step.followers.append(between[number])
+                step.traces_s += took_s(between[number]) - settled_s
 
 
 class _LinedUp:
@@ -317,10 +362,11 @@ def _tally(
         main = max(parts, key=parts.__getitem__, default=None)
         for cause, part in parts.items():
             tally, counts = tallies[cause], is_counted(step)
-            tally.seconds += part * step.took_s * fits if counts else 0.0
+            tally.seconds += part * (step.took_s * fits + step.traces_s) if counts else 0.0
             if own is None and cause != main:
                 continue  # one of several that it may hold, and not the likeliest
-            step.row.apart |= len(tally.looks) >= FEWEST_LOOKS
+            for row in (step.row, *step.followers):
+                row.apart |= len(tally.looks) >= FEWEST_LOOKS
             if step.is_served:
                 tally.served_in.add(step.row.arm)
             if counts:

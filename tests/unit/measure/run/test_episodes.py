@@ -152,6 +152,23 @@ def test_what_comes_with_every_epoch_is_spread_over_its_length() -> None:
     assert found.per_step_s == pytest.approx(0.4 / 200)
 
 
+@pytest.mark.parametrize(("slower", "traces_s"), [((1.5, 1.2, 1.1), 0.008), ((1.01, 1.2, 1.0), 0.0)])
+def test_steps_that_an_episode_slows_belong_to_it(slower: tuple[float, ...], traces_s: float) -> None:
+    """It drove the job's data out of the caches; a step further on that is slower has another reason."""
+    run = Run()
+    for _ in range(6):
+        run.steps(10 if not run.rows else 5)
+        start_s, _ = run.step(0.4 + STEP_S)
+        for number in range(10):
+            run.look(MAIN, SAVES, at_s=start_s + 1e-3 + 0.04 * number)
+        for factor in slower:
+            run.step(factor * STEP_S)
+    run.steps(5)
+    (found,) = run.episodes()
+    assert found.seconds == pytest.approx(6 * (0.4 + traces_s))
+    assert sum(row.apart for row in run.rows) == 6 * (1 + (3 if traces_s else 0))
+
+
 def test_steps_that_hold_an_episode_are_marked_in_every_arm() -> None:
     run = evaluated(10, 2)
     other = [replace(row, arm="knock-out train.py:9") for row in run.rows]
