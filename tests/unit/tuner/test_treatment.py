@@ -5,20 +5,23 @@ from __future__ import annotations
 import argparse
 import gc
 import io
+import random
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flatout.ground.errors import BadInput
+from flatout.measure.batches import arrays_of
 from flatout.measure.evidence import (
     Compilation,
     Copy,
@@ -41,6 +44,7 @@ from flatout.measure.patches import Patches
 from flatout.tuner.treatment import Case, Dose, Switch, all_treatments, install, read_dose
 from flatout.tuner.treatments.arithmetic._loss_scale import FIRST, LossScale
 from flatout.tuner.treatments.arithmetic.compile import num_recompilations
+from flatout.tuner.treatments.loading import kept_samples
 from flatout.tuner.treatments.updates.merged_groups import parameters_of
 
 JOB = ObservedJob(
@@ -458,6 +462,96 @@ def test_only_shuffled_batches_of_one_size_lose_their_last_one(patches: Patches)
     assert len(DataLoader(data, 4, True)) == 2
     assert len(DataLoader(data, batch_size=4)) == 3  # always the same rows would be lost
     assert len(DataLoader(data, batch_size=16, shuffle=True)) == 1  # nothing would be left
+
+
+class Counted(Dataset[Any]):
+    """Counts how often each sample is fetched."""
+
+    def __init__(self, make: Callable[[int], Any], size: int = 20) -> None:
+        self.make, self.size, self.num_fetched = make, size, 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, index: int) -> Any:
+        self.num_fetched += 1
+        return self.make(index)
+
+
+def epochs_of(loader: DataLoader[Any], number: int) -> list[Any]:
+    torch.manual_seed(0)
+    return [batch for _ in range(number) for batch in loader]
+
+
+def test_samples_are_offered_to_be_kept_where_trials_reach_the_second_epoch() -> None:
+    def spread(mean_s: float) -> Spread:
+        return Spread(num=10, mean_s=mean_s, median_s=mean_s, p95_s=mean_s, max_s=mean_s)
+
+    slow = replace(LOADER, fetch_s=spread(0.05))
+    assert proposed(evidence(loaders=(slow,)))["kept-samples"] == [True]
+    for other in (
+        LOADER,
+        replace(slow, num_workers=2),
+        replace(slow, streams=True),
+        replace(slow, takes_many=True),
+        replace(slow, num_batches=1000),
+        replace(slow, fetch_s=spread(0.001)),
+    ):
+        assert "kept-samples" not in proposed(evidence(loaders=(other,)))
+    assert "kept-samples" not in proposed(evidence(loaders=(slow, slow)))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda index: (torch.full((2,), float(index)), index),
+        lambda index: {"x": np.full(2, index), "name": [str(index), np.float32(index)]},
+    ],
+)
+def test_samples_are_kept_and_the_script_may_change_its_own(patches: Patches, make: Any) -> None:
+    plain = epochs_of(DataLoader(Counted(make), batch_size=4, shuffle=True), 3)
+    install([Dose(name="kept-samples", value=True)], patches)
+    data = Counted(make)
+    found = epochs_of(DataLoader(data, batch_size=4, shuffle=True), 3)
+    assert repr(found) == repr(plain) and data.num_fetched == 20 + 2 * 8
+    whole = DataLoader(data, batch_size=20, collate_fn=list)
+    for _epoch in range(2):
+        for number, sample in enumerate(next(iter(whole))):
+            array = arrays_of(sample)[0]
+            assert array.tolist() == [number, number]
+            array += 100  # as a collate function that augments does
+    assert data.num_fetched == 20 + 4 * 8
+
+
+def test_samples_that_differ_from_epoch_to_epoch_are_not_kept(patches: Patches) -> None:
+    own = np.random.default_rng(0)
+    epoch = [0]
+    makes: list[Callable[[int], Any]] = [
+        lambda index: torch.rand(2) + index,
+        lambda index: random.random() + index,
+        lambda index: np.random.rand() + index,
+        lambda index: own.random() + index,
+        lambda index: torch.nn.Parameter(torch.ones(2)).sum(),
+        lambda index: np.array([index], dtype=object),
+    ]
+    install([Dose(name="kept-samples", value=True)], patches)
+    for make in makes:
+        data = Counted(make)
+        epochs_of(DataLoader(data, batch_size=4, shuffle=True, collate_fn=list), 3)
+        assert data.num_fetched >= 3 * 20 - 1, makes.index(make)
+    data = Counted(lambda index: index + 100 * (epoch[0] // 3))
+    loader = DataLoader(data, batch_size=4)
+    for epoch[0] in range(6):  # it changes in the fourth
+        assert torch.cat(list(loader)).tolist() == [index + 100 * (epoch[0] // 3) for index in range(20)]
+    assert len(list(DataLoader(Counted(lambda index: index), batch_size=4, num_workers=1))) == 5
+
+
+def test_no_more_samples_are_kept_than_fit(patches: Patches, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept_samples, "MEMORY_SHARE", 1e-9)
+    install([Dose(name="kept-samples", value=True)], patches)
+    data = Counted(lambda index: torch.full((2,), index))
+    found = epochs_of(DataLoader(data, batch_size=4), 2)
+    assert data.num_fetched == 40 and torch.equal(found[0], found[5])
 
 
 # Arithmetic

@@ -48,7 +48,7 @@ from flatout.measure.evidence import Evidence, Loader, Place
 
 ARMS = ("knock-out", "cached")
 RULE = title_of(__doc__, arms=ARMS)
-TUNE = ("loader-workers", "prefetch-factor", "worker-threads")
+TUNE = ("kept-samples", "loader-workers", "prefetch-factor", "worker-threads")
 LEAST_SHARE = 1 - 1 / 1.3  # of the step
 FEWEST_SAMPLES = 20
 OF_THE_LOADER = ("FO101", "FO105")  # rules on the same wait
