@@ -143,6 +143,8 @@ class Numbers:
             return found
         if reason := verdict.leaves_the_envelope(self.plain, treated, self.nudged):
             return _wrong(reason)
+        if reason := verdict.changes_other_weights(self.plain, treated, self.nudged):
+            return _wrong(reason)
         if reason := self._compare_with_64_bits(doses):
             return _wrong(reason)
         return _right("gradients are as close to 64 bits as the job's, and losses differ only by rounding")

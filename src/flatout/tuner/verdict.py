@@ -42,7 +42,8 @@ CHANGE_FLOOR = 1e-5  # the same for a step: Adam divides gradients by their size
 DROPOUT_FACTOR = 10.0  # times ERROR_FLOOR: a larger effect on a loss shows dropout
 DROPS_LESS_ERRORS, EARLY_SHARE = 3.0, 0.25  # standard errors; and of the losses
 ENVELOPE_FACTOR = 10.0
-ENVELOPE_FLOOR = 1e-5  # of the loss
+ENVELOPE_FLOOR = 1e-5  # of the loss, and of the norm of a weight
+OTHERS_DIFFER = "weights that no optimizer changes, such as an average, differ"
 LAST_SHARE = 0.25  # of the losses, to judge a lossy treatment by
 # Student's t, two-sided 95 %, by degrees of freedom; and one-sided.
 T_TWO = {1: 12.71, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 11: 2.201}
@@ -232,7 +233,12 @@ def _formats(trial: TrialResult) -> str:
 
 def is_reproducible(one: TrialResult, other: TrialResult) -> bool:
     """Return whether two runs of the same arm computed the same, bit for bit."""
-    return (one.losses, one.checked, one.batches) == (other.losses, other.checked, other.batches)
+    return (one.losses, one.checked, one.batches, one.others) == (
+        other.losses,
+        other.checked,
+        other.batches,
+        other.others,
+    )
 
 
 def repeats_first_step(one: TrialResult, other: TrialResult) -> bool:
@@ -280,6 +286,8 @@ def differs_exactly(plain: TrialResult, treated: TrialResult) -> str | None:
             return f"the gradients of step {step} differ"
         if found.parameters != known.parameters:
             return f"the parameters after step {step} differ"
+    if plain.others != treated.others:
+        return OTHERS_DIFFER
     return None if plain.checked else "no step was compared, so nothing was verified"
 
 
@@ -408,6 +416,20 @@ def leaves_the_envelope(
         allowed = ENVELOPE_FACTOR * widest + ENVELOPE_FLOOR * abs(one)
         if abs(other - one) > allowed:
             return f"loss {number + 1} is {other:.6g} instead of {one:.6g}; rounding explains {allowed:.2g}"
+    return None
+
+
+def changes_other_weights(
+    plain: TrialResult, treated: TrialResult, nudged: Sequence[TrialResult]
+) -> str | None:
+    """Return why weights that no optimizer changes are not the job's, up to rounding; no loss shows them."""
+    if len(plain.others) != len(treated.others):
+        return OTHERS_DIFFER
+    alike = [each.others for each in nudged if len(each.others) == len(plain.others)]
+    for number, (one, other) in enumerate(zip(plain.others, treated.others, strict=True)):
+        widest = max((abs(others[number] - one) for others in alike), default=0.0)
+        if not abs(other - one) <= ENVELOPE_FACTOR * widest + ENVELOPE_FLOOR * abs(one):
+            return f"{OTHERS_DIFFER}: a norm is {other:.6g} instead of {one:.6g}"
     return None
 
 

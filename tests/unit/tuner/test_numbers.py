@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import functools
 from dataclasses import replace
 from pathlib import Path
@@ -197,6 +198,37 @@ def test_a_crash_fails_and_is_not_taken_for_wrong_numbers(
     given["crash"] = made(crash, "exact")
     judged = numbers.judge(given["crash"], [], Dose(name="crash", value=True))
     assert judged.answer == "failed" and "out of memory" in judged.reason
+
+
+def average_while_training() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    average = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _step in range(20):
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            torch._foreach_lerp_(list(average.parameters()), list(model.parameters()), 0.1)
+
+
+def test_an_average_that_no_loss_shows_is_compared_too(tmp_path: Path, given: dict[str, Treatment]) -> None:
+    def one_by_one(patches: Patches, value: Value) -> None:
+        def lerp(average: list[torch.Tensor], model: list[torch.Tensor], weight: float) -> None:
+            for kept, parameter in zip(average, model, strict=True):
+                kept.mul_(1 - weight).add_(parameter, alpha=weight * float(value))
+
+        patches.replace(torch, "_foreach_lerp_", lerp)
+
+    trials = LocalTrials(tmp_path, average_while_training)
+    numbers = Numbers(trials, [trials.run([]) for _ in range(2)])  # type: ignore[arg-type]
+    given["one_by_one"] = made(one_by_one, "reordered")
+    assert numbers.judge(given["one_by_one"], [], Dose(name="one_by_one", value=1)).is_right
+    for value, safety in (("1.001", "reordered"), ("1.001", "exact"), (1, "exact")):
+        given["one_by_one"] = made(one_by_one, safety)
+        judged = numbers.judge(given["one_by_one"], [], Dose(name="one_by_one", value=value))
+        assert judged.answer == "wrong numbers" and "such as an average" in judged.reason, value
 
 
 def test_the_envelope_is_what_a_last_bit_does(numbers: Numbers) -> None:

@@ -167,6 +167,16 @@ def test_exact_means_every_bit() -> None:
     assert "starts differently" in str(verdict.differs_at_first(plain, other))
 
 
+def test_averages_are_those_of_the_job_up_to_rounding() -> None:
+    plain, nudged = trial(others=(1.0, 2.0)), trial(others=(1.0001, 2.0))
+    assert verdict.changes_other_weights(plain, trial(others=(1.0005, 2.00001)), [nudged]) is None
+    for wrong in ((1.002, 2.0), (1.0, 2.001), (1.0, float("nan")), (1.0,), ()):
+        reason = verdict.changes_other_weights(plain, trial(others=wrong), [nudged])
+        assert reason is not None and "no optimizer changes" in reason
+    assert verdict.differs_exactly(plain, plain) is None
+    assert verdict.differs_exactly(plain, trial(others=(1.0, 2.0000001))) is not None
+
+
 def test_losses_are_compared_from_the_first_on_whatever_the_warm_up() -> None:
     """A treatment that takes its first steps for warm-up has the losses of later steps."""
     plain = trial(losses=(1.0, 0.9, 0.8), num_losses_at_start=0)

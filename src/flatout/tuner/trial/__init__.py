@@ -3,6 +3,7 @@
 meter      step times, losses, what a few steps compute, and the end of the script
 switched   treatments turned on and off between blocks of one run
 hashes     a tensor as one number: equal tensors have equal numbers
+other_weights  averages and target networks, which no loss shows
 reads      batches, numbers that the script reads, steps that a scaler skips
 variants   the job with one thing changed on purpose: seeds, the last bit, 64 bits, no dropout
 counts     launches, waits, copies and memory of a few steps, which are the same on every machine

@@ -13,7 +13,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +28,7 @@ from flatout.tuner.treatments.updates.merged_groups import parameters_of
 from flatout.tuner.trial import variants
 from flatout.tuner.trial.counts import Counter, Counts
 from flatout.tuner.trial.hashes import hash_of
+from flatout.tuner.trial.other_weights import all_modules, find_weights, norms_of
 from flatout.tuner.trial.reads import Reads
 from flatout.tuner.trial.switched import ArmResult, Blocks
 
@@ -68,6 +69,7 @@ class TrialResult:
     trained: int = 0  # parameters with a gradient at the first step
     still: int = 0  # of these, unchanged by the first step
     still_at_end: int = 0  # of these, equal at the last step to before the first
+    others: tuple[float, ...] = ()  # norms of the weights that no optimizer changes, at the last step
     formats: tuple[str, ...] = ()  # of the parameters
     draws: bool = True  # random numbers on the device, from step to step; true if that is not known
     peak_bytes: int | None = None
@@ -92,6 +94,9 @@ class Meter:
         self._num_losses_at_start = 0
         self._weights: list[tuple[Any, Any]] = []  # in the first step: parameters, and their values before
         self._hashes: list[tuple[Any, str]] = []  # after it: those with a gradient, and their earlier hashes
+        self._modules: Collection[Any] = ()  # that were there before the script
+        self._own: set[int] = set()  # ids of the optimizers' parameters
+        self._others: list[Any] = []  # weights of modules that no optimizer changes
         self._start: str | None = None
         self._trained = self._still = self._still_at_end = 0
         self._formats: tuple[str, ...] = ()
@@ -126,6 +131,7 @@ class Meter:
         import torch
 
         self._torch = torch
+        self._modules = all_modules()
         variants.seed_all(torch, self.patches, self.options.seed)
 
     def install(self) -> None:
@@ -206,6 +212,7 @@ class Meter:
             return
         if len(self._blocks_s) >= options.blocks:
             self._still_at_end = sum(hash_of(now) == before for now, before in self._hashes)
+            self._others = find_weights(before=self._modules, own=self._own)
             self.is_done = True
         elif step == options.warmup:
             self._wait()
@@ -278,6 +285,7 @@ class Meter:
             self._save_first_step(trained, self.options.first_step)
             self.is_done = True
         self._hashes = [(now, hash_of(before)) for now, before in trained]
+        self._own = {id(now) for now, _ in self._weights}
         self._weights = []  # the job must not carry a second copy of the model
         if torch.cuda.is_initialized():
             self._random = torch.cuda.get_rng_state()
@@ -319,6 +327,7 @@ class Meter:
             trained=self._trained,
             still=self._still,
             still_at_end=self._still_at_end,
+            others=norms_of(self._others),
             formats=self._formats,
             draws=draws,
             counts=self._counts,

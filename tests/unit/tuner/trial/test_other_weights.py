@@ -1,0 +1,26 @@
+"""Weights beside those that are trained, by their norms."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import torch
+from torch import nn
+
+from flatout.tuner.trial.other_weights import all_modules, find_weights, norms_of
+
+
+def test_weights_of_modules_that_no_optimizer_changes_are_found() -> None:
+    old = nn.Linear(2, 2)
+    before = all_modules()
+    assert old in before
+    model = nn.Sequential(nn.Linear(3, 2, bias=False), nn.ReLU())
+    average = copy.deepcopy(model)
+    loop = nn.Linear(5, 5)
+    loop.itself = loop  # garbage that only the collector finds
+    del loop
+    gc.freeze()
+    found = find_weights(before=before, own={id(each) for each in model.parameters()})
+    assert [id(each) for each in found] == [id(each) for each in average.parameters()]
+    assert norms_of([*found, torch.tensor(3)]) == (float(average[0].weight.detach().double().norm()),)
