@@ -57,6 +57,8 @@ class Anchor:
     def current(self) -> AnchorKey | None:
         if self.frozen is not None:
             return self.frozen
+        if len(self.counts) == 1 and (only := next(iter(self.counts)))[0] <= OPTIMIZER_STEP:
+            return only  # in every step of most jobs
         kinds = {kind for kind, _ in self.counts}
         for kind in (EXPLICIT, OPTIMIZER_STEP):
             if kind in kinds:

@@ -155,12 +155,15 @@ class Meter:
         around_steps(self.patches, before=self._before_step, after=self._after_step)
 
     def _install_losses(self, torch: Any) -> None:
-        real = torch.autograd.backward
+        real, read = torch.autograd.backward, torch.Tensor.item
+
+        def keep(root: Any) -> Any:  # a copy: a CUDA graph writes the next loss to the same place
+            return read(root) if root.device.type == "cpu" else root.detach().clone()
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-            roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+            roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
             if len(self._losses) < MOST_LOSSES:
-                self._losses += [root.detach().clone() for root in roots if root.numel() == 1]
+                self._losses += [keep(root) for root in roots if root.numel() == 1]
             return real(tensors, *args, **kwargs)
 
         self.patches.replace(torch.autograd, "backward", backward)
