@@ -6,7 +6,8 @@ Live runs of every script of tests/planted on this machine, then the real gain o
 with `--peers` other tools on the same scripts (`peers`), then the table; what was recorded on other devices
 is replayed.  All that was measured lies in `--state DIR`: an interrupted run goes on where it was, a script
 that changed is run again, and `--replay` judges anew by the present rules.
-`--peers-alone` runs the others and nothing else: on another machine, for `results/peers_DEVICE.json`.
+`--peers-alone` runs the others and nothing else: on another machine, for `results/peers_DEVICE.json`, or with
+`--save` for the latest table of this one, whose own rows stay.
 """
 
 from __future__ import annotations
@@ -202,18 +203,26 @@ def judge_peer(case: Case, said: Said, *, device: str, meanings: dict[str, tuple
 def peers_on(path: Path, judged: Sequence[Score]) -> dict[str, Any]:
     """The others and Flatout on the scripts that all of them met on one device."""
     device = path.stem.removeprefix("peers_")
-    kind = "cpu" if device == "cpu" else "cuda"
     ours = {_key(one.case): one for one in judged if one.case.name.endswith(f" {device}")}
+    flatout = {"tool": "Flatout", "scripts": len(ours), **score.sums(list(ours.values()))}
+    others = tools_on(path, {key: one.case for key, one in ours.items()})
+    return {"device": device, "tools": [flatout, *others]}
+
+
+def tools_on(path: Path, cases: dict[str, Case]) -> list[dict[str, Any]]:
+    """The others on these scripts, where their answers are of the present text."""
+    kind = "cpu" if path.stem == "peers_cpu" else "cuda"
     tools: list[dict[str, Any]] = []
     for peer, entry in _load(path).items():
-        answers = {key: answer for key, answer in entry["cases"].items() if key in ours}
+        answers = {
+            key: answer
+            for key, answer in entry["cases"].items()
+            if key in cases and answer["text"] == _text_of(key)
+        }
         meanings = TRACEML if peer == "TraceML" else PATTERNS
         scores = [
-            judge_peer(
-                ours[key].case, [(c, line) for c, line in answer["said"]], device=kind, meanings=meanings
-            )
+            judge_peer(cases[key], [(c, line) for c, line in answer["said"]], device=kind, meanings=meanings)
             for key, answer in answers.items()
-            if answer["text"] == _text_of(key)
         ]
         errors = {key: answer["error"] for key, answer in answers.items() if "error" in answer}
         sums = score.sums(scores)
@@ -221,8 +230,21 @@ def peers_on(path: Path, judged: Sequence[Score]) -> dict[str, Any]:
             sums["top-1 cause"] = "not ranked"
         tools.append({"tool": f"{peer} {entry['version']}".strip(), "scripts": len(scores), **sums})
         tools[-1] |= {"without_answer": errors, "cannot": entry.get("cannot")}
-    tools.insert(0, {"tool": "Flatout", "scripts": len(ours), **score.sums(list(ours.values()))})
-    return {"device": device, "tools": tools}
+    return tools
+
+
+def add_peers(saved: Path, state: Path, cases: Sequence[Case]) -> None:
+    """Put what the others said into a saved table; what it says of Flatout and of further tools stays."""
+    result = json.loads(saved.read_text())
+    for path in sorted(state.glob("peers_*.json")):
+        fresh = tools_on(path, {_key(case): case for case in cases})
+        names = {tool["tool"].partition(" ")[0] for tool in fresh}
+        for there in result["peers"]:
+            if there["device"] == path.stem.removeprefix("peers_"):
+                first, *others = there["tools"]
+                kept = [tool for tool in others if tool["tool"].partition(" ")[0] not in names]
+                there["tools"] = [first, *fresh, *kept]
+    saved.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def by_rule(judged: Sequence[Score], ceilings: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -347,6 +369,8 @@ def main() -> None:
     except KeyboardInterrupt:
         _say("interrupted: the same command goes on from here")
     if options.peers_alone:
+        if options.save:
+            add_peers(max(RESULTS.glob("scoreboard-*.json")), options.state, live)
         return
     result, ceilings = scoreboard(cases, options.state)
     print_board(result)

@@ -253,6 +253,30 @@ def test_peers_are_asked_once_and_again_when_the_script_changed(
     assert len(asked) == 2
 
 
+def test_peers_that_ran_later_join_the_saved_table_and_leave_the_rest(
+    load: Any, loader_case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board = load("scoreboard")
+    monkeypatch.setattr(board, "PLANTED", tmp_path)
+    others = [{"tool": "TraceML", "cannot": "not installed"}, {"tool": "torch.profiler patterns"}]
+    there = {"device": "cpu", "tools": [{"tool": "Flatout"}, *others]}
+    saved = tmp_path / "scoreboard-some-cpu_2030-01-01.json"
+    saved.write_text(json.dumps({"scripts": 9, "peers": [there, {"device": "h200", "tools": []}]}))
+    text = board._text_of("loader_bound/planted")
+    cases = {
+        "loader_bound/planted": {"text": text, "said": [["INPUT_BOUND", None]]},
+        "loader_bound/clean": {"text": "of another day", "said": []},
+    }
+    peer = {"version": "0.5.0", "cases": cases}
+    (tmp_path / "peers_cpu.json").write_text(json.dumps({"TraceML": peer}))
+    board.add_peers(saved, tmp_path, [loader_case])
+    result = json.loads(saved.read_text())
+    (ours, traceml, patterns), untouched = (each["tools"] for each in result["peers"])
+    assert (result["scripts"], ours, patterns, untouched) == (9, {"tool": "Flatout"}, others[1], [])
+    assert (traceml["tool"], traceml["scripts"], traceml["cannot"]) == ("TraceML 0.5.0", 1, None)
+    assert traceml["recall"] == "100.0%  (1 of 1)"
+
+
 def test_a_gain_counts_while_its_scripts_are_the_same(load: Any, tmp_path: Path) -> None:
     run, fixes = load("run"), load("fixes")
     gain = {"gain": 2.0, "scripts": fixes.digest("sync_in_step")}
