@@ -51,7 +51,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     for calls in evidence.inner_calls:
         if evidence.stacks is None or not evidence.stacks.loops.get(str(calls.place)):
             continue
-        share = looks_share(evidence, calls.place) or block_share(evidence, calls.place)
+        share = block_share(evidence, calls.place) or looks_share(evidence, calls.place)
         if (
             not calls.rows_differ
             or calls.num_modules < FEWEST_EXPERTS
