@@ -8,11 +8,11 @@ paragraph stands where it comes from, in a comment that no reader sees:
     0.95, 0.97 = chosen
     -->
 
-A path goes through keys, the numbers of a list and `key=value` of its rows; `÷` divides two of them, `−`
-subtracts, `× 100` scales.  A plain integer (9,610) is compared where a source names it.  `chosen` is a setting, a
-goal or an example.  Not compared here: `follows from FILE`, which needs many of its rows; `computed by FILE`, what
-a script prints or another test checks; and `measured by hand`, which only the page of decisions about libraries may
-say.
+A path goes through keys, the numbers of a list and `key=value` of its rows; `÷` divides two of them,
+`minus` subtracts, `× 100` scales. A plain integer (9,610) is compared where a source names it. `chosen` is
+a setting, a goal or an example. Not compared here: `follows from FILE`, which needs many of its rows;
+`computed by FILE`, what a script prints or another test checks; and `measured by hand`, which only the page
+of decisions about libraries may say.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def look_up(document: Any, path: str) -> float:
 
 
 def value_of(source: str) -> float:
-    """Compute what `FILE: PATH ÷ PATH − PATH × 100` names."""
+    """Compute what `FILE: PATH ÷ PATH minus PATH × 100` names."""
     file, _, expression = source.partition(": ")
     document = json.loads((ROOT / file).read_text(encoding="utf-8"))
     expression, _, factor = expression.partition(" × ")
     terms = []
-    for term in expression.split(" − "):
+    for term in expression.split(" minus "):
         value, *divisors = (look_up(document, path) for path in term.split(" ÷ "))
         terms.append(value / math.prod(divisors))
     return (terms[0] - sum(terms[1:])) * float(factor or 1)
@@ -162,7 +162,11 @@ def test_pages_have_figures_that_were_compared() -> None:
         ("none", "3 % = chosen", "'3 %' is not in the text"),
         ("1,234 rows", "1,234 = chosen", None),
         ("1,234 rows", "234 = chosen", "'234' is not in the text"),
-        ("0.95 of it", "0.95 = computed by README.md", "'0.95' is computed by a file that computes nothing: "),
+        (
+            "0.95 of it",
+            "0.95 = computed by README.md",
+            "'0.95' is computed by a file that computes nothing: ",
+        ),
     ],
 )
 def test_a_figure_without_a_source_is_told(text: str, sources: str, said: str | None) -> None:
@@ -179,7 +183,7 @@ def test_a_figure_is_compared_to_the_digits_it_shows() -> None:
     assert said.startswith("'43 times' is 42.2662 in")
     halves = f"{source} / seconds ÷ data / rows / arms / flatout / seconds"
     assert wrong_figures("42 times", f"42 times = {halves}", page="README.md") == []
-    less = f"{source} / ratio − data / rows / arms / DataLoader / ratio"
+    less = f"{source} / ratio minus data / rows / arms / DataLoader / ratio"
     assert wrong_figures("0.0 of it", f"0.0 = {less}", page="README.md") == []
     (said,) = wrong_figures("1,000 rows", f"1,000 = {source} / ratio", page="README.md")
     assert said.startswith("'1,000' is 42.2662 in")
