@@ -35,7 +35,7 @@ from flatout.ground.errors import BadInput, ChildDied
 MOST_ROWS = 256  # of a chunk
 NOT_BEGUN = -1
 CHUNKS_PER_WORKER = 8  # of one list of rows: enough that nobody waits for the slowest chunk
-START_LIMIT_S = 120.0  # for a worker to import its reward
+START_LIMIT_S = 600.0  # for a worker to import its reward, which may load a model, on a busy machine
 MOST_FALSE_STARTS = 3  # in a row, before the remaining rows fail
 
 
@@ -219,7 +219,13 @@ class RewardPool:
             self._listen(worker, scoring)
         for worker in list(self._workers):
             if worker.deadline_s(self.timeout_s) <= time.monotonic() and not worker.pipe.poll():
-                self._lose(worker, scoring, kind="timeout", why=f"no score after {self.timeout_s:g} s")
+                begun = worker.row is not None
+                why = (
+                    f"no score after {self.timeout_s:g} s"
+                    if begun
+                    else f"no sign of it after {START_LIMIT_S:g} s"
+                )
+                self._lose(worker, scoring, kind="timeout", why=why)
 
     def _listen(self, worker: _Worker, scoring: _Scoring) -> None:
         try:

@@ -14,6 +14,7 @@ from typing import ClassVar
 import psutil
 import pytest
 
+from flatout.engines.evolution.rewards import pool as pool_module
 from flatout.engines.evolution.rewards.bleu import Bleu
 from flatout.engines.evolution.rewards.kinds import AnsweredRow, ExactMatch, Reward
 from flatout.engines.evolution.rewards.pool import MOST_ROWS, START_LIMIT_S, RewardPool, RewardScores
@@ -131,6 +132,15 @@ def test_a_reward_that_ends_its_process_costs_its_row(pool: RewardPool, end: str
     code = {"exit": "3", "segfault": "-11"}[end]
     assert scores.failures[0].message == f"its process ended with code {code}"
     check(pool.score(rows_of(*["fine"] * num_rows)), {}, num_rows=num_rows)
+
+
+def test_a_process_that_takes_too_long_to_start_is_told_by_the_limit_of_a_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pool_module, "START_LIMIT_S", 0.0)
+    said = pytest.raises(ChildDied, match="did not start: no sign of it after 0 s")
+    with RewardPool(misbehaves, workers=1, timeout_s=TIMEOUT_S) as own, said:
+        own.score(rows_of("fine"))
 
 
 @pytest.mark.timeout(START_LIMIT_S / 2)  # the limit of a call is not that of a start
