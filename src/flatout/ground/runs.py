@@ -50,6 +50,7 @@ HIGHEST_PID = 2**31 - 1
 BOOT = Path("/proc/sys/kernel/random/boot_id")
 STARTED_FIELD = 19  # of /proc/PID/stat after the name, which may hold anything
 LATEST_S = 32_503_680_000.0  # the year 3000
+CLOCK_SET_S = 2.0  # between two clocks, where one was set
 
 PRIVATE = 0o700  # only the owner may read a run
 REDACTED = "***"
@@ -97,6 +98,7 @@ class Run:
     exit_code: int | None = None  # of a watched script, if it is known
     host: str | None = None  # the machine; its processes are known there alone
     process_key: str | None = None  # the same by the kernel's own count, which no change of the clock moves
+    boot_age_s: float | None = None  # of the machine when the run began: a clock that nobody sets
     end: str | None = None  # finished, interrupted, the error or signal; None: it is running, or did not say
 
 
@@ -154,6 +156,7 @@ def this_run(name: str | None = None, *, time_s: float, kind: str = "watch") -> 
         kind=kind,
         launcher=launcher_of(launch),
         host=socket.gethostname(),
+        boot_age_s=boot_age_s(),
     )
 
 
@@ -218,7 +221,7 @@ def recorded_run(folder: Path, run: Run) -> Iterator[None]:
         raise
     finally:
         with contextlib.suppress(OSError):  # a full disk has its own error on the way
-            write_run(folder, replace(run, ended_s=time.time(), end=end))
+            write_run(folder, replace(run, ended_s=time_of(run, time.time()), end=end))
 
 
 def write_run(folder: Path, run: Run) -> None:
@@ -269,7 +272,22 @@ def redact_text(text: str) -> str:
 
 
 def end_run(folder: Path, *, time_s: float, end: str | None = None, exit_code: int | None = None) -> None:
-    write_run(folder, replace(read_run(folder), ended_s=time_s, end=end, exit_code=exit_code))
+    run = read_run(folder)
+    write_run(folder, replace(run, ended_s=time_of(run, time_s), end=end, exit_code=exit_code))
+
+
+def time_of(run: Run, now_s: float) -> float:
+    """Return the present time by the clock as it was when a run of this boot began.
+
+    A clock that is set meanwhile makes a run neither longer nor shorter.
+    """
+    age_s = boot_age_s()
+    if age_s is None or run.boot_age_s is None or run.process_key is None:
+        return now_s
+    if run.process_key.partition(" ")[0] != _boot():
+        return now_s
+    by_age_s = run.started_s + age_s - run.boot_age_s
+    return by_age_s if abs(by_age_s - now_s) > CLOCK_SET_S else now_s
 
 
 def end_of(error: BaseException | None) -> tuple[str, int]:
@@ -413,11 +431,25 @@ def process_key(pid: int) -> str | None:
     The time at which a process started is counted from the boot, by the clock: where that is set, it moves.
     """
     try:
-        boot = BOOT.read_text(encoding="ascii").strip()
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return None
-    return f"{boot} {fields[STARTED_FIELD].decode()}"
+    boot = _boot()
+    return None if boot is None else f"{boot} {fields[STARTED_FIELD].decode()}"
+
+
+def _boot() -> str | None:
+    """Return what tells this boot of the machine from others, where Linux says it."""
+    try:
+        return BOOT.read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+
+
+def boot_age_s() -> float | None:
+    """Return the seconds since the boot, those of sleep included, where Linux counts them."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return None if clock is None else time.clock_gettime(clock)
 
 
 def is_alive(pid: int, started_s: float | None, key: str | None = None) -> bool:

@@ -18,6 +18,7 @@ from flatout.ground.errors import BadInput, Interrupted
 from flatout.ground.runs import (
     RUN_FILE,
     Run,
+    boot_age_s,
     create_run,
     end_of,
     end_run,
@@ -33,6 +34,7 @@ from flatout.ground.runs import (
     show_state,
     state_of,
     this_run,
+    time_of,
     write_run,
 )
 
@@ -88,6 +90,20 @@ def test_a_clock_that_is_set_kills_no_run() -> None:
     assert state_of(replace(set_back, process_key=None)) == "died"
     of_another_boot = replace(run, process_key=f"0 {run.process_key.split()[1]}")
     assert state_of(of_another_boot) == "died"
+
+
+@pytest.mark.parametrize("moved_s", [3600.0, -3600.0])
+def test_a_clock_that_is_set_makes_a_run_neither_longer_nor_shorter(tmp_path: Path, moved_s: float) -> None:
+    run = this_run(time_s=time.time())
+    if run.boot_age_s is None or run.process_key is None:
+        pytest.skip("this system does not count the seconds since its boot")
+    folder = create_run(run, tmp_path)
+    end_run(folder, time_s=time.time() + moved_s)
+    ended_s = read_run(folder).ended_s
+    assert ended_s is not None
+    assert 0 <= ended_s - run.started_s <= (boot_age_s() or 0.0) - run.boot_age_s
+    of_another_boot = replace(run, process_key=f"0 {run.process_key.split()[1]}")
+    assert time_of(of_another_boot, run.started_s + moved_s) == run.started_s + moved_s
 
 
 def test_a_rank_is_read_from_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,16 @@ from typing import Any
 
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput
-from flatout.ground.runs import CHANNEL_FILE, Run, SeenRun, list_runs, read_regular, read_run, state_of
+from flatout.ground.runs import (
+    CHANNEL_FILE,
+    Run,
+    SeenRun,
+    list_runs,
+    read_regular,
+    read_run,
+    state_of,
+    time_of,
+)
 from flatout.monitor.job.channel import read_channel
 
 LOG_FILE = "log.jsonl"
@@ -86,7 +95,7 @@ def digest_run(folder: Path, run: Run | None = None) -> RunDigest:
     """Read what a run reported last: a watched one in its channel, an engine's in its log."""
     run = run or read_run(folder)
     state = state_of(run)
-    ended_s = run.ended_s or (time.time() if state == "running" else None)
+    ended_s = run.ended_s or (time_of(run, time.time()) if state == "running" else None)
     wall_s = None if ended_s is None else ended_s - run.started_s
     if run.kind == WATCHED:
         reported = read_channel(folder / CHANNEL_FILE)

@@ -100,15 +100,16 @@ def summarise(recorded: RunOutline) -> Summary:
     gpu = job_gpu(whole)
     energy_j = energy_of_job(recorded.points)
     lost_s, last_finite = lost_loss(recorded.points, None if job is None else job.loss)
+    run = recorded.run
     return Summary(
-        name=recorded.run.name,
+        name=run.name,
         folder=recorded.folder.name,
-        command=recorded.run.command,
+        command=run.command,
         state=recorded.state,
-        ending=show_state(recorded.run),
-        exit_code=recorded.run.exit_code,
-        started_s=recorded.run.started_s,
-        duration_s=recorded.duration_s,
+        ending=show_state(run),
+        exit_code=run.exit_code,
+        started_s=run.started_s,
+        duration_s=recorded.duration_s if run.ended_s is None else run.ended_s - run.started_s,
         step_s=mean_step_s(recorded.points),
         host_memory_bytes=whole.host.memory_used_bytes,
         host_memory_total_bytes=whole.host.memory_total_bytes,
