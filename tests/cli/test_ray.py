@@ -20,10 +20,7 @@ import pytest
 from tests.support.autoscaling import may_have_namespace, run_on_cluster
 from tests.support.steering import tiny_search, write_tiny
 from tests.support.two_nodes import TwoNodes
-from tests.support.warm_python import warm
-
-# Commands start in a tenth of a second, on the nodes, too.
-DRIVER = "import sys; sys.executable = sys.argv.pop(1); from flatout.cli.app import main; main()"
+from tests.support.warm_python import DRIVER, warm
 
 # A judge at which every worker waits: the first one at its first text, those of the cluster at their third.
 GATE = """

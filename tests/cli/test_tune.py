@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from flatout.measure.evidence_file import save_evidence
+from tests.support.warm_python import DRIVER, warm
 from tests.unit.tuner.test_treatment import evidence
 
 SCRIPT = """
@@ -45,8 +46,7 @@ if __name__ == "__main__":
 
 
 def flatout(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "flatout", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return warm().run("python", "-c", DRIVER, warm().bin / "python", *arguments, cwd=folder)
 
 
 def test_a_waiting_loader_gets_workers_and_the_script_computes_the_same(tmp_path: Path) -> None:
@@ -64,9 +64,7 @@ def test_a_waiting_loader_gets_workers_and_the_script_computes_the_same(tmp_path
     assert [each["name"] for each in written["treatments"]] == ["loader-workers"]
     assert not (tmp_path / "model.pt").exists()
     ran = flatout(tmp_path, "run", "train.py")
-    plain = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    plain = warm().run("python", "train.py", cwd=tmp_path)
     assert ran.returncode == 0 and ran.stdout == plain.stdout != ""
     assert (tmp_path / "model.pt").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from flatout.tuner import verdict
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trials import TrialPlan, Trials
 from tests.support.cli import ENVIRONMENT, SCRIPTS
+from tests.support.warm_python import warm
 
 PLAN = TrialPlan(warmup=2, blocks=2, block_steps=2, limit_s=200.0)
 DOSES = (
@@ -17,6 +19,11 @@ DOSES = (
     Dose(name="garbage-every", value=2),
     Dose(name="fused-optimizer", value=True),
 )
+
+
+@pytest.fixture(autouse=True)
+def warm_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(warm().bin / "python"))
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,14 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = ("torch", "torch._dynamo", "transformers", "safetensors.torch", "flatout.cli.app")
+# `python -c DRIVER warm().bin/python ...` is flatout whose own processes are warm, too.
+DRIVER = "import sys; sys.executable = sys.argv.pop(1); from flatout.cli.app import main; main()"
 CLIENT = """\
 #!{python} -ISE
 import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-request = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ)]).encode()
+request = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ), os.getppid()]).encode()
 socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
 server.sendall(request)
 for number in (signal.SIGINT, signal.SIGTERM):
@@ -162,7 +164,8 @@ def _answer(connection: socket.socket) -> NoReturn:
     for number, each in enumerate(files):
         os.dup2(each, number)
         os.close(each)
-    program, arguments, folder, environment = json.loads(request)
+    program, arguments, folder, environment, parent = json.loads(request)
+    _set_parent(parent)
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -171,6 +174,12 @@ def _answer(connection: socket.socket) -> NoReturn:
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     _end(_code_of(_become, program, arguments))
+
+
+def _set_parent(parent: int) -> None:
+    """Let who started the program be the parent of this process, but not of those that it forks."""
+    own, ask = os.getpid(), os.getppid
+    os.getppid = lambda: parent if os.getpid() == own else ask()
 
 
 def _code_of(work: Callable[..., None], *arguments: Any) -> int:
@@ -202,7 +211,7 @@ def _become(program: str, arguments: list[str]) -> None:
     del sys.path[0], sys.modules["tests"], sys.modules["tests.support"]
     path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[0:0] = [each for each in path if each and each not in sys.path]
-    if program == "python" and arguments[0] == "-u":
+    while program == "python" and arguments[0] in ("-u", "-B"):
         arguments = arguments[1:]
     if arguments[:1] == ["-W"]:
         warnings.simplefilter(arguments[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -16,6 +17,7 @@ from flatout.tuner.child import ChildOptions, TrialOptions
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trials import TrialPlan, Trials, launches
+from tests.support.warm_python import warm
 
 SCRIPT = """
 import sys, time, torch
@@ -39,6 +41,11 @@ for step in range(7 if mode == "short" else 1000):
         time.sleep(1000)
 """
 PLAN = TrialPlan(warmup=2, blocks=3, block_steps=2, limit_s=60.0)
+
+
+@pytest.fixture(autouse=True)
+def warm_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(warm().bin / "python"))
 
 
 @pytest.fixture(scope="module")
