@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import functools
 import gc
 import json
@@ -31,6 +32,7 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = ("torch", "torch._dynamo", "transformers", "safetensors.torch", "flatout.cli.app")
+MOST_FILES = 64  # that a command inherits
 # `python -c DRIVER warm().bin/python ...` is flatout whose own processes are warm, too.
 DRIVER = "import sys; sys.executable = sys.argv.pop(1); from flatout.cli.app import main; main()"
 CLIENT = """\
@@ -38,8 +40,14 @@ CLIENT = """\
 import json, os, signal, socket, sys
 server = socket.socket(socket.AF_UNIX)
 server.connect({address!r})
-request = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ), os.getppid()]).encode()
-socket.send_fds(server, [len(request).to_bytes(8, "big")], [0, 1, 2])
+def is_inherited(file):
+    try:
+        return os.get_inheritable(file)
+    except OSError:
+        return False
+files = [file for file in map(int, os.listdir("/proc/self/fd")) if is_inherited(file)]
+request = json.dumps([{name!r}, sys.argv[1:], os.getcwd(), dict(os.environ), os.getppid(), files]).encode()
+socket.send_fds(server, [len(request).to_bytes(8, "big")], files)
 server.sendall(request)
 for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, lambda number, frame: server.send(bytes([number])))
@@ -146,7 +154,7 @@ def _reap() -> None:
 
 def _answer(connection: socket.socket) -> NoReturn:
     """Fork the command that was asked for, and answer with its exit code."""
-    prefix, files, _, _ = socket.recv_fds(connection, 8, 3)
+    prefix, files, _, _ = socket.recv_fds(connection, 8, MOST_FILES)
     size, request = int.from_bytes(prefix, "big"), b""
     while len(request) < size:
         request += connection.recv(size - len(request))
@@ -161,10 +169,13 @@ def _answer(connection: socket.socket) -> NoReturn:
             connection.sendall(f"{code}\n".encode())
         os._exit(0)
     connection.close()
-    for number, each in enumerate(files):
+    program, arguments, folder, environment, parent, numbers = json.loads(request)
+    apart = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, 1 + max(numbers)) for each in files]
+    for each in files:
+        os.close(each)
+    for number, each in zip(numbers, apart, strict=True):
         os.dup2(each, number)
         os.close(each)
-    program, arguments, folder, environment, parent = json.loads(request)
     _set_parent(parent)
     os.environ.clear()
     os.environ.update(environment)
