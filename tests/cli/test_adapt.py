@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,8 @@ def config_file(model: Path, out: Path) -> Path:
     return path
 
 
-def started(*arguments: object) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "flatout", "adapt", "train", *map(str, arguments)]
+def started(*arguments: object, program: Sequence[str] = ()) -> subprocess.Popen[str]:
+    command = [*(program or [str(warm().bin / "flatout")]), "adapt", "train", *map(str, arguments)]
     return subprocess.Popen(
         command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -80,7 +81,7 @@ def test_an_interrupt_ends_with_one_line_and_a_checkpoint_and_a_kill_with_the_la
     assert stdout == ""
     ending = stderr.splitlines()[-1]
     assert ending.startswith("flatout: interrupted; step ") and ending.endswith("; continue with --resume")
-    process = started(config, "--resume")
+    process = started(config, "--resume", program=[sys.executable, "-m", "flatout"])  # SIGSTOP stops it
     wait_for_line(process, "phase3 2/4")
     os.kill(process.pid, signal.SIGSTOP)
     assert verbs.adapt_status(out).phases[2].state == "going on"

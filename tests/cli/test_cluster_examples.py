@@ -9,7 +9,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.parse
@@ -27,6 +26,7 @@ from flatout.monitor.sample import GpuSample, HostSample, JobSample, Sample
 from flatout.monitor.sinks.figures import figures
 from flatout.monitor.sinks.prometheus import MetricsEndpoint, exposition, metric_name
 from tests.support.evolution import save_tiny, tiny_settings
+from tests.support.warm_python import warm
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FLEET = EXAMPLES / "fleet"
@@ -196,7 +196,7 @@ def test_pods_that_are_started_again_go_on(tmp_path: Path) -> None:
         variables |= {"PET_MASTER_PORT": str(port), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         return [
             subprocess.Popen(
-                [sys.executable, "-m", "torch.distributed.run", *arguments],
+                [warm().bin / trainer["command"][0], *arguments],
                 env={**os.environ, **variables, "PET_NODE_RANK": node},
             )
             for node in "01"
