@@ -199,7 +199,6 @@ class _Cudnn(torch.autograd.Function):
         ctx.save_for_backward(x, output, reserve, *states, *weights)
         ctx.num_kept = 3 + num_states
         ctx.workspace_bytes = workspace_bytes
-        ctx.num_states = num_states
         return (output, *last)
 
     @staticmethod

@@ -62,7 +62,6 @@ class TraceCache:
     def __init__(self, identity: str, *, folder: Path | None = None) -> None:
         self._identity = [identity, checksum_of_rules()]
         self._folder = folder or cache_folder() / "traces"
-        self.num_found = 0
 
     def find(self, conditions: object) -> Trace | None:
         """Return the trace under these conditions; None if there is none that can be read."""
@@ -71,7 +70,6 @@ class TraceCache:
                 trace = _trace_of({name: arrays[name] for name in arrays.files})
         except UNREADABLE:
             return None
-        self.num_found += 1
         return trace
 
     def keep(self, conditions: object, trace: Trace) -> None:
