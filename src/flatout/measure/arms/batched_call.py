@@ -2,9 +2,10 @@
 
 The block's first step keeps the rows that the loop passes.  In later steps the first call of the loop runs
 the module on all rows at once, and each call gets its own row of the result: one forward and one backward
-pass for the whole batch instead of one per row.  A real fix has no loop and never splits or joins rows, so
-the gradient of the first row stands for all gradients, and loop iterations that only ask for the next row
-are not timed.
+pass for the whole batch instead of one per row.  A real fix has no loop and never splits or joins rows.  So
+the split before the loop and iterations that only ask for the next row are not timed, and `torch.cat` or
+`torch.stack` of all rows gives the one result again.  If rows are used otherwise, the gradient of the first
+one stands for all gradients.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ LEAST_CALLS, LEAST_SHARE = 8, 0.1
 TURN_S = 2e-5  # of an iteration that only passes on what it is given; anything beyond that is counted
 LITTLE_MORE = 0.9  # of a loop's time, in such iterations: the GPU then waits for nothing else
 TIME_COMES_FIRST = re.compile(r"RNN|LSTM|GRU")
+SPLITS, JOINS = ("split", "unbind"), ("cat", "stack")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
@@ -133,17 +135,32 @@ class BatchedCall(OneCall):
         self._buffers: list[tuple[Any, Any]] = []
         self._number = 0
         self._rows: list[Any] = []  # of this step's one result
+        self._columns: list[tuple[list[Any], Any, FirstRow]] = []  # rows, what they were, and the first one
         self._first_rows: list[FirstRow] = []  # its gradient stands for the gradients of all rows
+        self._is_trained = False  # whether gradients reached joined rows
+        self._parts: tuple[Any, ...] = ()  # of the last tensor that was split
+        self._split_s = 0.0
         self._watched: dict[tuple[CodeType, int], bool] = {}  # whether a caller's line belongs to this arm
 
     def _types_called(self) -> Iterable[type]:
         return self._types
+
+    def begin(self) -> None:
+        import torch
+
+        super().begin()
+        for owner in (torch, torch.Tensor):
+            for name in SPLITS:
+                self._patches.replace(owner, name, self._split(getattr(owner, name)))
+        for name in JOINS:
+            self._patches.replace(torch, name, self._join(getattr(torch, name), stacks=name == "stack"))
 
     def step_end(self) -> None:
         self._end_turns()
         if not all(first.has_gradient for first in self._first_rows):
             self.refusal = "the first row gets no gradient, so it cannot stand for all of them"
         self._number, self._rows, self._first_rows = 0, [], []
+        self._columns, self._parts = [], ()
         if self._followed is not None:
             self._stop_following()
             if self.refusal is None:
@@ -218,6 +235,7 @@ class BatchedCall(OneCall):
 
     def _hand_out(self, call: Callable[..., Any], module: Any, arguments: Arguments) -> Any:
         if not self._rows and self._number == 0 and self._batch is not None:
+            self._book_out_split(arguments)
             self._rows = self._run(call, module, arguments)
             self._begin_turns()
         self._number += 1
@@ -266,7 +284,56 @@ class BatchedCall(OneCall):
             first = FirstRow()
             rows[0] = first.take(whole)
             self._first_rows.append(first)
+            self._columns.append((rows, whole, first))
         return rows
+
+    def _split(self, split: Callable[..., Any]) -> Callable[..., Any]:
+        """Note what a split of a tensor makes, and how long it takes."""
+
+        def split_noted(*args: Any, **kwargs: Any) -> Any:
+            if self._inside or ident() != self._clock.owner:
+                return split(*args, **kwargs)
+            start_s = now()
+            self._parts = split(*args, **kwargs)
+            self._split_s = now() - start_s
+            return self._parts
+
+        return split_noted
+
+    def _book_out_split(self, arguments: Arguments) -> None:
+        """Exclude the split that made the rows of a loop."""
+        from flatout.measure.arms.call_results import tensors_in
+
+        if len(self._parts) == len(self._calls) and any(
+            each is self._parts[0] for each in tensors_in(arguments)
+        ):
+            self._clock.book_out(self._split_s)
+
+    def _join(self, join: Callable[..., Any], *, stacks: bool) -> Callable[..., Any]:
+        """Return the one result where the script joins all of its rows in their order."""
+
+        def join_or_give_whole(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+            is_plain = not kwargs and args in ((), (0,)) and ident() == self._clock.owner
+            for rows, whole, first in self._columns:
+                if not is_plain or len(tensors) != len(rows):
+                    continue
+                if all(given is row for given, row in zip(tensors, rows, strict=True)):
+                    joined = (whole.unsqueeze(1) if stacks else whole).clone()  # the script may change it
+                    self._note_training(joined, first)
+                    return joined
+            return join(tensors, *args, **kwargs)
+
+        return join_or_give_whole
+
+    def _note_training(self, joined: Any, first: FirstRow) -> None:
+        """Note, once, that gradients reach what the script makes of the rows."""
+        first.has_gradient = self._is_trained
+        if not self._is_trained and joined.requires_grad:
+
+            def note(_gradient: Any) -> None:
+                first.has_gradient = self._is_trained = True
+
+            joined.register_hook(note)
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:

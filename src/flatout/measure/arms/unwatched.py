@@ -1,8 +1,8 @@
 """Steps of which only the end is noted: what the notes on every other step cost.
 
-Between two steps Flatout adds up clocks and counters.  No step includes that work, but it drives the job's own
-code and data out of the processor's caches, and the next step fetches them again: some 30 µs, a tenth of a
-step of 0.3 ms.  What ordinary steps take beyond these is taken off every step and every arm.
+Between two steps Flatout adds up clocks and counters.  No step includes that work, but it drives the job's
+own code and data out of the processor's caches, and the next step fetches them again: some 30 µs, a tenth of
+a step of 0.3 ms.  What ordinary steps take beyond these is taken off every step and every arm.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LEAST_SHARE = 0.01  # of the step
 
 
 class StepEnd(NamedTuple):
-    """What is noted of a step in such a block; counts and totals are those of the whole run or block so far."""
+    """What is noted of a step in such a block; totals are of the block so far, counts of the whole run."""
 
     time_s: float
     totals: list[float]

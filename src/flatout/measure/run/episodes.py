@@ -83,6 +83,11 @@ class LongStep:
         """Return whether an evaluation got batches that were kept, without loading any."""
         return self.row.arm in SERVED and self.more_batches
 
+    def set_apart(self, is_known: bool) -> None:
+        """Leave the step, and those that it slows, out of the typical ones if its cause `is_known`."""
+        for row in (self.row, *self.followers):
+            row.apart |= is_known
+
     def distance(self, other: LongStep) -> float:
         """Return how unlike two long steps are: by their excess, and by what else is known of them."""
         apart = abs(math.log(max(self.excess_s, 1e-9) / max(other.excess_s, 1e-9)))
@@ -365,8 +370,7 @@ def _tally(
             tally.seconds += part * (step.took_s * fits + step.traces_s) if counts else 0.0
             if own is None and cause != main:
                 continue  # one of several that it may hold, and not the likeliest
-            for row in (step.row, *step.followers):
-                row.apart |= len(tally.looks) >= FEWEST_LOOKS
+            step.set_apart(len(tally.looks) >= FEWEST_LOOKS)
             if step.is_served:
                 tally.served_in.add(step.row.arm)
             if counts:
@@ -378,7 +382,7 @@ def _tally(
 
 
 def _is_late(look: Look) -> bool:
-    """Return whether a sample in a typical line says nothing, because something else held the lock until then.
+    """Return whether a sample in a typical line says nothing: something else held the lock until then.
 
     Pure Python is asked for the lock after 5 ms only, so a sample due in shorter work finds what follows it.
     """

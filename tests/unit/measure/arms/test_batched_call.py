@@ -105,6 +105,48 @@ def test_gradients_reach_the_parameters_and_what_lies_before(model: Model, arm: 
     assert arm.refusal is None
 
 
+def stacked(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    return torch.stack([model(row)["energy"] for row in rows.unbind()]).squeeze(1)  # at: stacks
+
+
+def turned(model: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    return torch.cat([model(row)["energy"] for row in rows.split(1)][::-1])  # at: turned
+
+
+@pytest.mark.parametrize(("function", "at"), [(energies, "rows"), (stacked, "stacks")])
+def test_joined_rows_are_the_one_result_with_its_own_gradients(
+    model: Model, arm: BatchedCall, function: Any, at: str
+) -> None:
+    arm.place = place(at, function.__name__)
+    rows, weights = torch.randn(4, 1, 4), torch.arange(1.0, 5.0)
+    rows = rows if function is stacked else rows.squeeze(1)
+
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        model.zero_grad()
+        model.calls.clear()
+        joined = function(model, rows)
+        (joined * weights).sum().backward()
+        arm.step_end()
+        return joined.detach().clone(), model.body[0].weight.grad.clone()
+
+    arm.begin()
+    expected = step()
+    for _ in range(2):
+        assert all(map(torch.allclose, step(), expected))
+        assert model.calls == [4]
+    assert arm.refusal is None
+
+
+def test_rows_in_another_order_are_joined_as_they_are(model: Model, arm: BatchedCall) -> None:
+    arm.place = place("turned", "turned")
+    rows = torch.randn(3, 4)
+    arm.begin()
+    expected = turned(model, rows)
+    arm.step_end()
+    model.calls.clear()
+    assert torch.allclose(turned(model, rows), expected) and model.calls == [3]
+
+
 class Marks:
     """Notes the borders that the GPU's clock would have."""
 
@@ -188,9 +230,10 @@ def test_the_turns_of_the_loop_are_not_counted(model: Model, backwards: Backward
     arm.step_end()
     assert clock.take()[EXCLUDED] == 0.0
     energies(model, rows).sum().backward()
+    split_s = arm._split_s
     arm.end()
     totals = clock.take()
-    assert 0.0 < totals[EXCLUDED] < sum(totals)
+    assert 0.0 < split_s < totals[EXCLUDED] < sum(totals)
 
 
 def test_calls_beyond_the_first_steps_are_real(model: Model, arm: BatchedCall) -> None:

@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 
 import flatout
 from flatout.measure import PHASES, clock
-from flatout.measure.arms.arm import Arm, ArmContext
+from flatout.measure.arms.arm import UNWATCHED, Arm, ArmContext
+from flatout.measure.arms.unwatched import Unwatched
 from flatout.measure.evidence import INSTRUMENTS, Evidence, Site
 from flatout.measure.run import observer as observer_module
 from flatout.measure.run.assemble import Assembly, Ending
@@ -510,6 +511,25 @@ def test_steps_under_which_nothing_is_changed_are_measured_when_asked_for() -> N
     assert same.speedup_low < 1.3 and same.speedup_high > 0.77
     (fails,) = evidence.arms_not_run
     assert fails.reason == "it could not start: ValueError: no such block"
+
+
+def test_steps_without_notes_are_counted_and_timed_and_are_in_no_report() -> None:
+    def work() -> None:
+        model(torch.ones(3, 2))
+        optimizer.step()
+        sum(range(5000))
+        num_done.append(1)
+
+    optimizer, model, num_done = sgd(), nn.Linear(2, 2), list[int]()
+    propose = (lambda context: [Unwatched(suspicion=1.0)],)
+    evidence = diagnosed(work, proposers=propose)
+    assert not evidence.counterfactuals and not evidence.arms_not_run
+    assert [step.index for step in evidence.steps] == list(range(2, len(num_done) + 1))
+    steps = [step for step in evidence.steps if step.arm == UNWATCHED]
+    assert len(steps) > Unwatched.fewest_rounds
+    assert {(step.num_forwards, step.num_batches) for step in steps} == {(1, 0)}
+    assert all(0 < step.phases_s["forward"] < step.step_s for step in steps)
+    assert all(step.step_s == pytest.approx(sum(step.phases_s.values()), rel=1e-3) for step in steps)
 
 
 def test_no_arm_begins_before_the_step_at_which_an_earlier_run_failed() -> None:

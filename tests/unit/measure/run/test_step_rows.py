@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from flatout.measure.arms.arm import UNWATCHED
 from flatout.measure.clock import BACKWARD, EXCLUDED, FORWARD, NUM_REGIONS, REST
-from flatout.measure.run.step_rows import StepRow, build_steps, usual_forwards
+from flatout.measure.run.step_rows import StepRow, Watching, build_steps, usual_forwards, watching
+from flatout.measure.statistics import compare
 
 
 def row(
@@ -77,3 +79,44 @@ def test_a_number_of_model_calls_is_usual_if_most_steps_have_it() -> None:
     assert usual_forwards([row(number, num_forwards=number) for number in range(6)]) is None
     assert usual_forwards([row(0), row(1)]) is None
     assert usual_forwards([]) is None
+
+
+def interleaved(**steps_s: float) -> list[StepRow]:
+    """Six rounds of blocks of ten steps, of these seconds."""
+    rows: list[StepRow] = []
+    for number in range(6 * len(steps_s)):
+        arm = list(steps_s)[number % len(steps_s)]
+        seconds = [steps_s[arm] * (1 + uneven / 100) for uneven in range(-5, 6)]
+        rows += [row(len(rows) + each, arm, block=number, forward_s=s) for each, s in enumerate(seconds)]
+    return rows
+
+
+def test_what_notes_cost_is_what_steps_without_them_do_not_take() -> None:
+    found = watching(interleaved(real=0.3e-3, unwatched=0.25e-3))
+    assert found.seconds == pytest.approx(0.05e-3)
+    assert 0 < found.low_s < found.seconds < found.high_s
+
+
+@pytest.mark.parametrize("steps_s", [{"real": 0.3e-3, UNWATCHED: 0.3e-3}, {"real": 0.3e-3}])
+def test_notes_cost_nothing_that_was_not_measured(steps_s: dict[str, float]) -> None:
+    assert watching(interleaved(**steps_s)) == Watching()
+
+
+def test_notes_are_taken_off_every_timed_step_and_its_phases() -> None:
+    rows = [row(number, arm) for number, arm in enumerate(("real", "half", UNWATCHED, "count", "warmup"))]
+    steps = build_steps(rows, watching_s=0.04)
+    assert [step.step_s for step in steps] == pytest.approx([0.06, 0.06, 0.1, 0.1, 0.1])
+    assert [step.phases_s["forward"] for step in steps] == pytest.approx([0.06, 0.06, 0.1, 0.1, 0.1])
+    (most,) = build_steps(rows[:1], watching_s=0.09)
+    assert most.step_s == pytest.approx(0.05)  # half of a step is the job's in any case
+
+
+def test_an_arm_of_a_short_step_gains_what_it_gains_without_notes() -> None:
+    rows = interleaved(real=0.3e-3, half=0.15e-3)
+    plain = compare(build_steps(rows), label="half", baseline="real")
+    notes = Watching(0.05e-3, 0.04e-3, 0.06e-3)
+    found = compare(build_steps(rows, watching_s=notes.seconds), label="half", baseline="real")
+    assert plain is not None and found is not None
+    wider = notes.taken_off(found)
+    assert wider.speedup == pytest.approx(2.5, rel=0.01) and plain.speedup == pytest.approx(2.0)
+    assert wider.speedup_low < found.speedup_low * 0.96 and wider.speedup_high > found.speedup_high * 1.05
