@@ -126,7 +126,9 @@ def tune(
     if json_output:
         print_document("flatout-tuning", done)
     else:
-        _show(done, out, module=module)  # before files are written, for which there may be no room
+        _show(
+            done, out, module=module, ranks=ranks
+        )  # before files are written, for which there may be no room
     if done.prescription.treatments or done.prescription.patches:
         api.save_tuning(done, out)
     if html is not None:
@@ -227,7 +229,7 @@ def _show_check(done: Checked) -> None:
         console.print("All counts are equal: launches, waits, bytes, memory, groups, graph breaks.")
 
 
-def _show(done: Tuning, out: Path, *, module: bool = False) -> None:
+def _show(done: Tuning, out: Path, *, module: bool = False, ranks: int = 1) -> None:
     table = plain_table("treatment", "answer", "gain", "why")
     for each in sorted(done.tried, key=lambda each: each.answer != "kept"):
         table.add_row(
@@ -259,7 +261,10 @@ def _show(done: Tuning, out: Path, *, module: bool = False) -> None:
         console.print(f"With start-up, {epoch} is {show_ratio(done.job.ratio)} as fast.")
     if done.prescription.treatments:
         elsewhere = [] if out == DEFAULT else ["--with", str(out)]
-        again = ["flatout", "run", *elsewhere, *(["-m"] if module else []), *done.prescription.command]
+        flatout = ["flatout"]
+        if ranks > 1:
+            flatout = ["torchrun", "--nproc-per-node", str(ranks), "-m", "flatout"]
+        again = [*flatout, "run", *elsewhere, *(["-m"] if module else []), *done.prescription.command]
         console.print(f"Run it: {shlex.join(again)}", markup=False, highlight=False, soft_wrap=True)
     if done.diff:
         console.print("The proven change to the source; flatout tune --apply writes it:\n")

@@ -55,6 +55,8 @@ def test_every_treatment_is_shown_with_its_answer_and_its_gain(capsys: pytest.Ca
     tune._show(DONE, Path("best.toml"), module=False)
     shown = capsys.readouterr().out
     assert "Run it: flatout run --with best.toml train.py --name 'a b'\n" in shown
+    tune._show(DONE, tune.DEFAULT, ranks=2)
+    assert "Run it: torchrun --nproc-per-node 2 -m flatout run train.py" in capsys.readouterr().out
     assert DONE.diff in shown and "flatout tune --apply" in shown
     assert "loader-workers 2" in shown and "1.50× [1.40, 1.60]" in shown and "failed" in shown
     assert "The job against itself: 0.99× to 1.01× over 3 pairs" in shown
