@@ -155,10 +155,12 @@ class Meter:
         around_steps(self.patches, before=self._before_step, after=self._after_step)
 
     def _install_losses(self, torch: Any) -> None:
-        real, read = torch.autograd.backward, torch.Tensor.item
+        real, known_to_numpy = torch.autograd.backward, (torch.float32, torch.float64)
 
-        def keep(root: Any) -> Any:  # a copy: a CUDA graph writes the next loss to the same place
-            return read(root) if root.device.type == "cpu" else root.detach().clone()
+        def keep(root: Any) -> Any:
+            if type(root) is torch.Tensor and root.device.type == "cpu" and root.dtype in known_to_numpy:
+                return root.detach().numpy().item()  # a read by torch would count as the job's own
+            return root.detach().clone()  # a CUDA graph writes the next loss to the same place
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
             roots = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
