@@ -165,7 +165,8 @@ def _check_writable(path: Path) -> None:
             probe.write(b"0")
     except OSError as error:
         raise BadInput(
-            f"{path.parent} cannot be written: {error.strerror}", hint="--save FILE names another place"
+            f"{path.parent} cannot be written: {error.strerror}",
+            hint="free some space; flatout diagnose --save FILE names another place",
         ) from None
 
 

@@ -49,6 +49,7 @@ from flatout.tuner.search.times import (
     TRIALS_OF_NUMBERS,
     TRIALS_OF_TIME,
     CannotBeTimed,
+    Pairs,
     Times,
 )
 from flatout.tuner.treatment import Dose, Treatment, Value, all_treatments, read_dose, treatment_of
@@ -56,7 +57,7 @@ from flatout.tuner.trial.journal import Journal, journal_path
 from flatout.tuner.trial.on_cluster import ClusterTrials
 from flatout.tuner.trial.switched import LEAST_GAIN
 from flatout.tuner.trials import AHEAD, Trials, Unit
-from flatout.tuner.verdict import Gain
+from flatout.tuner.verdict import Gain, JobGain
 
 ALL_OF_IT = 0.9  # of a measured ceiling: beyond it no other value of a treatment is tried
 
@@ -142,7 +143,7 @@ class Tuner:
             envelope=self.numbers.envelope,
             reproducible=self.numbers.reproducible,
             total=total,
-            job=verdict.job_gain_of(self.times.pairs.get(TOGETHER, []), num_steps=steps_of(self.evidence)),
+            job=self._job_gain(self.times.pairs.get(TOGETHER, []), self.kept),
             prescription=prescription,
             num_trials=self.trials.num_run,
             step_s=self.evidence.step_s or 0.0,
@@ -444,10 +445,15 @@ class Tuner:
                 answer=answer,
                 reason=reason,
                 gain=gain,
-                job=verdict.job_gain_of(pairs, num_steps=steps_of(self.evidence)) if pairs else None,
+                job=self._job_gain(pairs, [dose]),
                 in_one_run=str(dose) in self.times.in_run,
             )
         )
+
+    def _job_gain(self, pairs: Pairs, doses: Sequence[Dose]) -> JobGain | None:
+        """Return what treatments cost at the start, and gain in an epoch unless their gain begins later."""
+        begins_late = any(treatment_of(dose).begins_late for dose in doses)
+        return verdict.job_gain_of(pairs, num_steps=None if begins_late else steps_of(self.evidence))
 
     def _note_untried(self, left_out: Reasons) -> None:
         for dose, reason in left_out:

@@ -134,6 +134,20 @@ def test_what_pays_is_kept_with_its_proof_and_the_rest_says_why_not(tmp_path: Pa
     assert machine is not None and (machine.device, machine.cores, machine.launch_s) == ("cpu", 2, 1e-6)
 
 
+def test_an_epoch_does_not_show_a_gain_that_begins_with_the_second(tmp_path: Path) -> None:
+    for name, shows in (("kept-samples", False), ("loader-workers", True)):
+
+        def result(names: set[str], name: str = name) -> TrialResult:
+            step_s = 0.05 if any(each.startswith(name) for each in names) else 0.1
+            return trial(step_s, before_s=1.0, num_steps_before=2)
+
+        done = tuned(tmp_path, result, only=[f"{name}=1"])
+        assert [each.name for each in done.prescription.treatments] == [name]
+        (tried,) = done.tried
+        for job in (done.job, tried.job):
+            assert job is not None and (job.ratio is not None) == shows
+
+
 def test_a_treatment_that_another_makes_needless_is_dropped_again(tmp_path: Path) -> None:
     def result(names: set[str]) -> TrialResult:
         if "loader-workers 2" in names:

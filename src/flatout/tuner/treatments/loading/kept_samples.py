@@ -173,4 +173,5 @@ TREATMENT = Treatment(
     install,
     "keep samples in memory from the second epoch on",
     safety="exact",
+    begins_late=True,
 )
