@@ -268,3 +268,4 @@ def test_a_job_killed_in_the_middle_leaves_its_evidence_and_no_workers(tmp_path:
     assert evidence.job.ended == "crashed"
     assert len(evidence.steps) > 10
     assert f"was ended by SIGKILL after {len(evidence.steps)} measured steps" in said
+    assert "the kernel sends SIGKILL when memory runs out" in said

@@ -46,7 +46,7 @@ def plan(
     one of them, under "ddp" or "fsdp2".
 
     `model_or_step` is a module or a function `step(batch)` that returns the loss; `batch` is an example, or
-    a function that makes one; `optimizer` an instance, a class, or None for AdamW.
+    a function of the batch size that makes one; `optimizer` an instance, a class, or None for AdamW.
     """
     from flatout.memory.jobs.from_objects import job_of
     from flatout.memory.jobs.job import Recipe

@@ -345,7 +345,9 @@ def _read(path: Path, before: tuple[int, int] | None, end: _End, name: str) -> E
         raise Interrupted("interrupted before any step was measured")
     if end.killed:
         raise NothingMeasured(f"{name}: the time was up before a step was measured", hint=MORE_TIME)
-    raise ScriptFailed(f"{name} {_how_it_ended(end)} before any step was measured", hint=ITS_WORDS)
+    raise ScriptFailed(
+        f"{name} {_how_it_ended(end)} before any step was measured", hint=_with_cause(end, ITS_WORDS)
+    )
 
 
 def _of_killed(evidence: Evidence) -> Evidence:
@@ -362,6 +364,12 @@ def _how_it_ended(end: _End) -> str:
     return f"ended with exit code {end.code}"
 
 
+def _with_cause(end: _End, hint: str) -> str:
+    """Add to a hint what may have ended a job that could say nothing."""
+    is_killed = end.code < 0 and signal.Signals(-end.code).name == "SIGKILL"
+    return f"{hint}; the kernel sends SIGKILL when memory runs out" if is_killed else hint
+
+
 def _check_ending(evidence: Evidence, end: _End, path: Path, name: str) -> None:
     job, num = evidence.job, len(evidence.steps)
     when = f"after {num} measured steps" if num else "before any step was measured"
@@ -370,7 +378,7 @@ def _check_ending(evidence: Evidence, end: _End, path: Path, name: str) -> None:
         raise Interrupted(f"interrupted {when}", hint=kept)
     if job.ended == "crashed":
         what = _how_it_ended(end) if end.code else f"raised {job.error}"
-        raise ScriptFailed(f"{name} {what} {when}", hint=kept if num else ITS_WORDS)
+        raise ScriptFailed(f"{name} {what} {when}", hint=_with_cause(end, kept if num else ITS_WORDS))
     if not num and job.exit_code:
         words = f": {job.error}" if job.error else ""
         raise ScriptFailed(f"{name} ended with exit code {job.exit_code} {when}{words}", hint=ITS_WORDS)
