@@ -83,12 +83,9 @@ def observe(*command: str | Path, save: Path, folder: Path = SCRIPTS) -> Outcome
 def diagnose(
     *command: str | Path, save: Path, options: tuple[str, ...] = BRIEFLY, folder: Path = SCRIPTS
 ) -> Outcome:
-    """Run `flatout diagnose` in `folder`; `save` names the Evidence file, relative to it or not.
-
-    The job runs where torch is imported already.
-    """
+    """Run `flatout diagnose` in `folder`; `save` names the Evidence file, relative to it or not."""
     done = subprocess.run(
-        [*flatout(BRIEF, python=warm().bin / "python"), *options, "--save", str(save), *map(str, command)],
+        [*flatout(BRIEF), *options, "--save", str(save), *map(str, command)],
         cwd=folder,
         env=ENVIRONMENT,
         capture_output=True,

@@ -141,10 +141,9 @@ def diagnose(
     return run([*flatout(schedule), *map(str, arguments)], folder=folder, **options)
 
 
-def flatout(schedule: Mapping[str, float], *, python: str | Path = sys.executable) -> list[str]:
-    """`flatout diagnose` with another schedule in the job's process, which `python` runs."""
-    start = f"import sys; sys.executable = {str(python)!r}; from flatout.ground.script import main; "
-    start += f"main.START = {with_schedule(schedule)!r} + main.START; "
+def flatout(schedule: Mapping[str, float]) -> list[str]:
+    """`flatout diagnose` with another schedule in the job's process."""
+    start = f"from flatout.ground.script import main; main.START = {with_schedule(schedule)!r} + main.START; "
     return [sys.executable, "-c", start + "from flatout.cli.app import main; main()", "diagnose"]
 
 
