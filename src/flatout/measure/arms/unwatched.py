@@ -1,8 +1,8 @@
 """Steps of which only the end is noted: what the notes on every other step cost.
 
 Between two steps Flatout adds up clocks and counters.  No step includes that work, but it drives the job's
-own code and data out of the processor's caches, and the next step fetches them again: some 30 µs, a tenth of
-a step of 0.3 ms.  What ordinary steps take beyond these is taken off every step and every arm.
+own code and data out of the processor's caches, and the next step fetches them again: up to 6 % of a step of
+0.25 ms.  What ordinary steps take beyond these is taken off every step and every arm.
 """
 
 from __future__ import annotations
