@@ -119,7 +119,7 @@ def test_evidence_of_an_earlier_run_is_not_taken_for_this_ones(tmp_path: Path) -
     path = tmp_path / "e.json"
     save_evidence(builders.evidence(), path)
     before = launch._stamp(path)
-    with pytest.raises(ScriptFailed, match=r"train\.py was ended by SIGKILL before any step.*memory runs out"):
+    with pytest.raises(ScriptFailed, match=r"train\.py was ended by SIGKILL before.*memory runs out"):
         launch._read(path, before, ending(-signal.SIGKILL), "train.py")
     with pytest.raises(ScriptFailed, match="ended with exit code 3 before any step"):
         launch._read(path, before, ending(3), "train.py")
