@@ -148,6 +148,18 @@ class _CountedType(type):
 class _Calls:
     calls: int = 0
     rows: defaultdict[int, set[int | None]] = field(default_factory=lambda: defaultdict(set))  # by module
+    last_rows: int | None = None
+    changes: int = 0  # from one call to the next, in the number of rows
+
+    def note(self, module: Any, rows: int | None) -> None:
+        self.changes += self.calls > 0 and rows != self.last_rows
+        self.calls, self.last_rows = self.calls + 1, rows
+        self.rows[id(module)].add(rows)
+
+    @property
+    def rows_differ(self) -> bool:
+        """Tell experts from layers: a second network may get other rows, but its layers all get the same."""
+        return len({frozenset(rows) for rows in self.rows.values()}) > 1 and self.changes * 2 > self.calls
 
 
 class InnerModules:
@@ -179,9 +191,7 @@ class InnerModules:
         place, via = self._user_code.place(frame)
         if place is None or via is not None or next(module.parameters(), None) is None:
             return
-        calls = self._calls[type(module).__name__, place]
-        calls.calls += 1
-        calls.rows[id(module)].add(leading_rows(args))
+        self._calls[type(module).__name__, place].note(module, leading_rows(args))
 
     def evidence(self) -> tuple[InnerCalls, ...]:
         """Return lines that call several modules of a kind, most calls first."""
@@ -192,7 +202,7 @@ class InnerModules:
                 place=place,
                 calls_per_step=calls.calls / max(1, self.num_steps),
                 num_modules=len(calls.rows),
-                rows_differ=len({frozenset(rows) for rows in calls.rows.values()}) > 1,
+                rows_differ=calls.rows_differ,
             )
             for (module, place), calls in sorted(several, key=lambda item: -item[1].calls)[:MOST_LINES]
         )

@@ -128,6 +128,18 @@ def test_modules_that_a_line_calls_in_turn(patches: Patches) -> None:
     assert inner.evidence()[0].calls_per_step == 4
 
 
+def test_layers_of_a_second_network_get_other_rows_and_are_no_experts(patches: Patches) -> None:
+    """A coarse network and a fine one, called one after the other, as radiance fields do."""
+    inner = InnerModules(UserCode(str(HERE.parent)))
+    inner.watch(patches)
+    for network, rows in (([nn.Linear(2, 2) for _ in range(8)], 4), ([nn.Linear(2, 2) for _ in range(8)], 6)):
+        x = torch.ones(rows, 2)
+        for layer in network:
+            x = layer(x)
+    (found,) = inner.evidence()
+    assert (found.num_modules, found.rows_differ) == (16, False)
+
+
 def test_a_failure_of_ours_is_kept_and_harms_nothing(patches: Patches) -> None:
     inner = InnerModules(None)  # type: ignore[arg-type]
     inner.watch(patches)
