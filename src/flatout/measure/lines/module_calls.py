@@ -21,7 +21,7 @@ class _Calls:
     autocast: str | None = None
     modules: set[int] = field(default_factory=set)
     shapes: set[tuple[Any, ...]] = field(default_factory=set)  # of the modules' parameters
-    in_turn: bool = False  # one gets what another has computed
+    in_turn: bool = False  # one gets what another has computed, or a transform takes what it computes
     records: bool = False  # gradients of what was computed from plain inputs
     reached: bool = False  # a backward pass reached what was computed here
     parameters: set[int] = field(default_factory=set)
@@ -54,7 +54,7 @@ class ModuleCalls:
             calls.modules.add(id(module))
             calls.shapes.add(tuple(each.shape for each in module.parameters()))
             calls.parameters |= {id(each) for each in module.parameters()}
-        if any(getattr(value, "requires_grad", False) for value in given):
+        if is_transformed() or any(getattr(value, "requires_grad", False) for value in given):
             calls.in_turn = True
         elif (computed := _first_recorded(result)) is not None:
             calls.records = True
@@ -100,6 +100,13 @@ def _first_recorded(result: Any) -> Any:
         if getattr(value, "grad_fn", None) is not None:
             return value
     return None
+
+
+def is_transformed() -> bool:
+    """Return whether a transform of torch.func is active: `grad` needs what is recorded inside it."""
+    import torch
+
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def leading_rows(values: Any) -> int | None:

@@ -111,6 +111,21 @@ def test_inputs_that_need_gradients_are_somebodys_wish(calls: ModuleCalls) -> No
     assert not found.unused_gradients
 
 
+def test_what_is_recorded_inside_a_transform_is_used(calls: ModuleCalls) -> None:
+    """Without gradients inside it, `torch.func.grad` returns zeros."""
+    base, x = nn.Linear(3, 2), torch.ones(4, 3)
+    weights = {name: each.detach().requires_grad_() for name, each in base.named_parameters()}
+
+    def loss_of(weights: dict[str, torch.Tensor]) -> torch.Tensor:
+        out: torch.Tensor = torch.func.functional_call(base, weights, (x,))
+        note(calls, base, x, result=out)
+        return out.sum()
+
+    torch.func.grad(loss_of)(weights)
+    (found,) = calls.evidence([torch.optim.SGD(weights.values())])
+    assert not found.unused_gradients
+
+
 def test_models_alike_are_counted_where_none_feeds_another(calls: ModuleCalls) -> None:
     members, x = [nn.Linear(3, 3) for _ in range(5)], torch.ones(4, 3)
     for member in members:

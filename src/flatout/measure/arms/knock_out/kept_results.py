@@ -24,6 +24,7 @@ from flatout.measure.arms.call_results import attached, tensors_in
 from flatout.measure.arms.knock_out.blocks import Block
 from flatout.measure.batches import bytes_of, version_of
 from flatout.measure.clock import ident, now
+from flatout.measure.lines.module_calls import is_transformed
 
 MOST_CALLS = 5000  # in a step
 MOST_KEPT = 20_000
@@ -125,6 +126,9 @@ class KeptResults:
             return False
         if self._under_way:  # the block calls its own function
             self._under_way.append(None)
+            return False
+        if is_transformed():
+            self.failure = "it runs inside a transform of torch.func"
             return False
         start_s = now()
         variables = sys._getframe(1).f_locals

@@ -55,6 +55,18 @@ def test_each_call_of_a_step_is_given_its_own_result() -> None:
     assert len(ran) == 4 and kept.num_unknown == 1
 
 
+def test_a_block_inside_a_transform_runs_and_is_refused() -> None:
+    """`torch.func.grad` gets no gradient through what is given in place of the block."""
+    kept = results()
+    x = torch.ones(2)
+    for _ in range(2):
+        gradient = torch.func.grad(lambda x: call(kept, x, lambda x: (x**2).sum()))(x)
+        assert gradient.tolist() == [2.0, 2.0]
+        next_step(kept)
+    assert kept.failure == "it runs inside a transform of torch.func"
+    assert not kept.are_known
+
+
 def test_looking_a_result_up_is_not_counted_and_computing_it_is() -> None:
     booked_s: list[float] = []
     kept = results(booked_s.append)
