@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from flatout.doctor.examine import Diagnosis, _led, examine
+from flatout.measure.evidence import Host
 
 
 def test_a_healthy_job_has_no_findings(made):
@@ -107,6 +108,15 @@ def test_two_sights_of_one_line_without_an_arm_are_one(made):
     assert (first.code, first.place.line) == ("FO302", 30)
     assert [(other.code, other.place.line) for other in first.also] == [("FO301", 30)]
     assert (second.code, second.place.line, second.also) == ("FO301", 31, ())
+
+
+def test_loaders_that_one_line_makes_with_growing_batches_are_one_finding(made):
+    """A loader that is made anew in every epoch; no arm could run."""
+    times = {"fetch_s": made.spread(0.02), "collate_s": made.spread(0.005)}
+    loaders = tuple(made.loader(batch_size=size, wait_s=made.spread(0.03), **times) for size in (16, 32))
+    host = Host(cores=4.0, memory_bytes=None)
+    (found,) = examine(made.evidence(host=host, steps=made.steps(wait_share=0.6), loaders=loaders))
+    assert (found.code, found.place, found.also) == ("FO101", made.place(10), ())
 
 
 def test_a_line_is_named_once(made):
