@@ -25,6 +25,7 @@ from flatout.measure.arms.knock_out.leave_out import (
     LOOPS,
     LeaveOut,
     first_statement,
+    runs_as_written,
     training_suites,
     trains,
 )
@@ -140,6 +141,8 @@ class BatchStatements:
     def find(self, context: ArmContext) -> tuple[Suite, list[Item], str | None]:
         """Find the statements that make the batch, and the reason why half of it cannot be served."""
         lines = _lines_of_models(context)
+        if not lines:
+            raise NotMade("too few steps were measured to see where the model is called")
         inner: tuple[Suite, list[Item]] | None = None
         for suite in self.suites:
             # of several statements on one line, only those with calls can be meant
@@ -297,7 +300,7 @@ def making(suite: Suite, calling: Sequence[Item]) -> list[Item]:
     ]
     passed_on = frozenset().union(*(item.stores for item in made)) if made else frozenset()
     if not any(item.loads & passed_on for item in calling if not item.is_loop):
-        raise NotMade("no statement of the training loop makes the model's input")
+        raise NotMade("no assignment directly in the training loop makes the model's input")
     return sorted(made, key=lambda item: item.first_line)
 
 
@@ -355,8 +358,8 @@ def _lines_of_models(context: ArmContext) -> set[tuple[str, int]]:
 
 def _training_loops(node: ast.AST) -> Iterator[ast.For]:
     for child in ast.iter_child_nodes(node):
-        if isinstance(child, FUNCTIONS) and child.decorator_list:
-            continue  # a decorator may compile, record or ship its code
+        if isinstance(child, FUNCTIONS) and not runs_as_written(child):
+            continue
         if isinstance(child, ast.For) and any(map(_holds_backward, child.body)):
             yield child  # a loop with .step() alone may step environments
         yield from _training_loops(child)

@@ -43,6 +43,17 @@ LEAVES = (
     *(ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef),
 )
 DEFINES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Global, ast.Nonlocal)
+# Decorators that only call the function: hydra.main, torch.distributed's record, click's and typer's command.
+ENTRY_POINTS = (
+    "main",
+    "record",
+    "command",
+    "option",
+    "argument",
+    "enable_grad",
+    "staticmethod",
+    "classmethod",
+)
 LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -224,11 +235,22 @@ def training_suites(node: ast.AST, *, function: ast.AST | None = None, in_loop: 
             found.append((suite, function, in_loop or isinstance(node, LOOPS)))
     for child in ast.iter_child_nodes(node):
         if isinstance(child, FUNCTIONS):
-            if not child.decorator_list:  # a decorator may compile, record or ship its code
+            if runs_as_written(child):
                 found += training_suites(child, function=child)
         elif isinstance(child, (ast.stmt, ast.excepthandler)):
             found += training_suites(child, function=function, in_loop=in_loop or isinstance(node, LOOPS))
     return found
+
+
+def runs_as_written(function: ast.AST) -> bool:
+    """Return whether no decorator may compile, record or ship the function's code."""
+    decorators: list[ast.expr] = getattr(function, "decorator_list", [])
+    return all(_name_of(decorator) in ENTRY_POINTS for decorator in decorators)
+
+
+def _name_of(decorator: ast.expr) -> str | None:
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", None)
 
 
 def trains(statement: ast.AST) -> bool:

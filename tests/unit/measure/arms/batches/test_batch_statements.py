@@ -156,6 +156,7 @@ class Job:
             "loss_of": self.loss_of,
             "simulate": lambda action: 1.0,
             "detach": torch.Tensor.detach,
+            "app": SimpleNamespace(main=lambda config: lambda function: function),
             **names,
         }
         exec(self.code, given)
@@ -183,7 +184,10 @@ def uninstall() -> Iterator[None]:
     batch_statements.installed = None
 
 
-@pytest.mark.parametrize("source", [GET_BATCH, IN_A_FUNCTION, REPLAY])
+OF_AN_ENTRY_POINT = IN_A_FUNCTION.replace("    def ", "    @app.main(config='conf')\n    def ", 1)
+
+
+@pytest.mark.parametrize("source", [GET_BATCH, IN_A_FUNCTION, REPLAY, OF_AN_ENTRY_POINT])
 def test_a_batch_is_made_once_and_then_served_whole_or_halved(tmp_path: Path, source: str) -> None:
     job = Job(source, tmp_path)
     job.run()
@@ -263,7 +267,8 @@ def test_a_state_that_only_an_inner_loop_renews_is_from_an_earlier_step(tmp_path
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        (WHOLE, "no statement of the training loop makes the model's input"),
+        (WHOLE, "no assignment directly in the training loop makes the model's input"),
+        (WHOLE.replace("# model", ""), "too few steps were measured to see where the model is called"),
         (EPISODES, "the model is called in a separate loop"),
     ],
 )
