@@ -352,6 +352,8 @@ def _read(path: Path, before: tuple[int, int] | None, end: _End, name: str) -> E
 
 def _of_killed(evidence: Evidence) -> Evidence:
     """Return the evidence that a job had saved when it was killed, because its time was up."""
+    if evidence.job.exit_code is not None and not evidence.steps:
+        return evidence  # it failed by itself, and was only slow to end
     job = dataclasses.replace(evidence.job, ended="measured", exit_code=0, error=None)
     reason = f"{UNFINISHED}: native code had not returned when the time was up (--seconds)"
     missing = [each for each in evidence.missing if not each.startswith("the job ended")]

@@ -155,6 +155,14 @@ def test_what_a_killed_job_had_saved_is_reported() -> None:
     assert first == "kernels: failed" and second.startswith(UNFINISHED)
 
 
+def test_a_script_that_failed_before_its_first_step_and_was_slow_to_end_has_failed() -> None:
+    error = "ImportError: no such name"
+    job = builders.job(ended="crashed", exit_code=1, error=error)
+    evidence = launch._of_killed(builders.evidence(job=job, steps=()))
+    with pytest.raises(ScriptFailed, match=f"{error} before any step was measured"):
+        launch._check_ending(evidence, ending(0), Path("e.json"), "train.py")
+
+
 def test_a_job_that_comes_to_no_step_in_time_is_told_of_more_time(tmp_path: Path) -> None:
     killed = dataclasses.replace(ending(-signal.SIGKILL), killed=True)
     with pytest.raises(NothingMeasured, match=r"the time was up before a step.* larger --seconds"):
