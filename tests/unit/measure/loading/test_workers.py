@@ -159,7 +159,7 @@ def test_time_on_a_core_is_told_from_waiting(watch: LoaderWatch, num_workers: in
 
 
 def test_a_batch_that_was_ready_is_not_late(watch: LoaderWatch) -> None:
-    kept: Any = iter(DataLoader(Ragged(16), batch_size=BATCH, num_workers=1))
+    kept: Any = iter(DataLoader(Ragged(16), batch_size=BATCH, num_workers=1, collate_fn=glue))
     next(kept)
     for _batch in range(3):
         while not kept._data_queue.qsize():  # until the worker has finished one
@@ -170,7 +170,7 @@ def test_a_batch_that_was_ready_is_not_late(watch: LoaderWatch) -> None:
 
 
 def test_a_worker_that_is_too_slow_is_late(watch: LoaderWatch) -> None:
-    list(DataLoader(Ragged(16), batch_size=BATCH, num_workers=1))
+    list(DataLoader(Ragged(16), batch_size=BATCH, num_workers=1, collate_fn=glue))
     (found,) = watch.evidence()
     assert found.late_s is not None and found.wait_s is not None
     assert 0 < found.late_s <= found.wait_s.mean_s
