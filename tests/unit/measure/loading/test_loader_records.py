@@ -113,6 +113,15 @@ def test_batches_of_as_many_rows_may_differ_in_their_shapes() -> None:
     assert noted.is_ragged
 
 
+def test_a_batch_is_late_until_its_worker_has_finished_it() -> None:
+    noted = record()
+    for done_at_s in (9.0, 12.0, 15.0):  # before it was asked for; meanwhile; by another clock
+        noted.note_wait(BatchTimes(worker=0, done_at_s=done_at_s), 10.0, 13.0)
+    noted.note_wait(BatchTimes(worker=0, done_at_s=12.0, sampled=True), 10.0, 13.0)
+    noted.note_wait(BatchTimes(done_at_s=12.0, apart_s=1.0), 10.0, 13.0)  # made in the training process
+    assert (noted.waits_s, noted.lates_s) == ([3.0, 3.0, 3.0, 3.0, 2.0], [0.0, 2.0, 3.0])
+
+
 def test_batches_are_summed_up_by_worker() -> None:
     made = [
         (BatchTimes(worker=1, fetch_s=3.0, collate_s=1.0, cpu_s=2.0, blocked_s=1.0, done_at_s=10.0), 14.0),

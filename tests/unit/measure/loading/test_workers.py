@@ -169,13 +169,6 @@ def test_a_batch_that_was_ready_is_not_late(watch: LoaderWatch) -> None:
     assert (ready.late_s, ready.wait_s is not None) == (0.0, True)
 
 
-def test_a_worker_that_is_too_slow_is_late(watch: LoaderWatch) -> None:
-    list(DataLoader(Ragged(16), batch_size=BATCH, num_workers=1, collate_fn=glue))
-    (found,) = watch.evidence()
-    assert found.late_s is not None and found.wait_s is not None
-    assert 0 < found.late_s <= found.wait_s.mean_s
-
-
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_two_workers_send_their_figures_beside_the_batch(watch: LoaderWatch, start: str) -> None:
     loader = DataLoader(
