@@ -10,6 +10,7 @@ batched_call      one call of a module in place of many calls with a single row
 recurrence        a loop over a recurrent cell as one layer
 threads           operators on the CPU with fewer threads
 garbage_off       no garbage collection
+unwatched         nothing changed, and only the end of each step noted
 switches/         one setting or call of the script changed: the optimizer's, debugging, checkpoints
 
 call_results      which tensors depend on a call's results, and stand-ins for those results
