@@ -15,6 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from gc import get_freeze_count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -95,6 +96,7 @@ class Meter:
         self._weights: list[tuple[Any, Any]] = []  # in the first step: parameters, and their values before
         self._hashes: list[tuple[Any, str]] = []  # after it: those with a gradient, and their earlier hashes
         self._modules: Collection[Any] = ()  # that were there before the script
+        self._num_frozen = 0  # objects, likewise
         self._own: set[int] = set()  # ids of the optimizers' parameters
         self._others: list[Any] = []  # weights of modules that no optimizer changes
         self._start: str | None = None
@@ -137,6 +139,7 @@ class Meter:
     def install(self) -> None:
         """Install outside the treatments: what the script itself sees is what counts."""
         torch, options = self._torch, self.options
+        self._num_frozen = get_freeze_count()
         if options.arms:
             self._switched = Blocks(options.arms, self.patches, seconds=options.seconds)
         self._install_losses(torch)
@@ -217,7 +220,7 @@ class Meter:
             return
         if len(self._blocks_s) >= options.blocks:
             self._still_at_end = sum(hash_of(now) == before for now, before in self._hashes)
-            self._others = find_weights(before=self._modules, own=self._own)
+            self._others = find_weights(before=self._modules, own=self._own, num_frozen=self._num_frozen)
             self.is_done = True
         elif step == options.warmup:
             self._wait()

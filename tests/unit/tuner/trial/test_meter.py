@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -75,6 +76,7 @@ class LocalTrials:
         patches = Patches()
         watching = Meter(replace(options, **self.always, **changes), patches)
         watching.prepare()
+        gc.freeze()  # a trial has a process of its own; here earlier tests left objects
         try:
             treatments.install(doses, patches)
             watching.install()
@@ -86,6 +88,7 @@ class LocalTrials:
             ended, error = "crashed", f"{type(raised).__name__}: {raised}"
         finally:
             patches.undo()
+            gc.unfreeze()
         return watching.result(ended, error)
 
 

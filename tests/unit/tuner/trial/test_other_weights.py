@@ -24,3 +24,14 @@ def test_weights_of_modules_that_no_optimizer_changes_are_found() -> None:
     found = find_weights(before=before, own={id(each) for each in model.parameters()})
     assert [id(each) for each in found] == [id(each) for each in average.parameters()]
     assert norms_of([*found, torch.tensor(3)]) == (float(average[0].weight.detach().double().norm()),)
+
+
+def test_what_was_frozen_before_is_not_listed_again() -> None:
+    before = all_modules()
+    model = nn.Linear(2, 2)
+    gc.freeze()
+    try:
+        assert find_weights(before=before, own=set(), num_frozen=gc.get_freeze_count()) == []
+        assert find_weights(before=before, own=set()) == [*model.parameters()]
+    finally:
+        gc.unfreeze()
