@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from gc import get_freeze_count
+from gc import get_freeze_count, unfreeze
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -133,6 +133,7 @@ class Meter:
         import torch
 
         self._torch = torch
+        unfreeze()  # frozen modules are not listed
         self._modules = all_modules()
         variants.seed_all(torch, self.patches, self.options.seed)
 

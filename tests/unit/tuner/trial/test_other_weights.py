@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import copy
 import gc
+from collections.abc import Iterator
 
+import pytest
 import torch
 from torch import nn
 
 from flatout.tuner.trial.other_weights import all_modules, find_weights, norms_of
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_frozen() -> Iterator[None]:
+    gc.unfreeze()  # by an earlier test
+    yield
+    gc.unfreeze()
 
 
 def test_weights_of_modules_that_no_optimizer_changes_are_found() -> None:
@@ -30,8 +39,6 @@ def test_what_was_frozen_before_is_not_listed_again() -> None:
     before = all_modules()
     model = nn.Linear(2, 2)
     gc.freeze()
-    try:
-        assert find_weights(before=before, own=set(), num_frozen=gc.get_freeze_count()) == []
-        assert find_weights(before=before, own=set()) == [*model.parameters()]
-    finally:
-        gc.unfreeze()
+    assert find_weights(before=before, own=set(), num_frozen=gc.get_freeze_count()) == []
+    found = find_weights(before=before, own=set())
+    assert [id(each) for each in found] == [id(each) for each in model.parameters()]
