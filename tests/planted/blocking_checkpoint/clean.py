@@ -1,4 +1,4 @@
-"""The model and its optimizer are written to disk every thousand steps."""
+"""The model and its optimizer are written to disk every four thousand steps."""
 
 import tempfile
 from pathlib import Path
@@ -21,7 +21,7 @@ def train(folder: Path, *, num_steps: int) -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(tokens), targets).backward()
         optimizer.step()
-        if step % 1000 == 0:
+        if step % 4000 == 0:
             save(folder / "last.pt", model, optimizer)
 
 
