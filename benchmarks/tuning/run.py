@@ -5,12 +5,16 @@
 Parts: planted (gains beside mending by hand), decoys (clean twins, and scripts where common advice is wrong),
 wrong (planted wrong treatments under every class), traps, noise (A/A comparisons, beside a peer's rule on the
 same trials), cost (one run or pairs of runs).
-Each finished item is a line of the state file, and is not run again: an interrupted run goes on.
+Each finished item is a line of the state file, with its date and revision, and is not run again: an
+interrupted run goes on, and a result file may hold items of several days.
 """
 
 from __future__ import annotations
 
+import datetime
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -55,13 +59,24 @@ def run(parts: Parts, *, only: list[str], state: Path, quick: bool) -> dict[str,
             except Exception as error:  # noqa: BLE001 - one item that fails does not cost the others
                 say(f"{part}/{name}: {type(error).__name__}: {error}")
                 continue
-            item["took_s"] = time.monotonic() - began_s
+            item |= {"took_s": time.monotonic() - began_s, **stamp()}
             done.setdefault(part, {})[name] = item
             state.parent.mkdir(parents=True, exist_ok=True)
             with state.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"part": part, "name": name, "item": item}) + "\n")
             say(f"{part}/{name}: {item['took_s']:.0f} s")
     return done
+
+
+def stamp() -> Item:
+    """When an item was measured, with which revision of the source, and how busy the machine was."""
+    asked = ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"]
+    revision = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip() or None
+    return {
+        "date": datetime.date.today().isoformat(),
+        "revision": revision,
+        "load_1min": round(os.getloadavg()[0], 1),
+    }
 
 
 def read(state: Path) -> dict[str, dict[str, Item]]:
