@@ -15,11 +15,16 @@ from flatout.tuner import verdict
 from flatout.tuner.treatment import Dose, Treatment, treatment_of
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trials import TrialRun, Trials
+from flatout.tuner.verdict import FEWEST_PAIRS
 
 SEEDS = 8
+TRIALS_OF_LOSSY = 2 + 2 * FEWEST_PAIRS  # of a lossy treatment, at least: two first steps, and pairs of seeds
 NUDGED = {"nudge": True}
 WITHOUT_DROPOUT = {"plain": True}
 FIXED = "fixed_samples"
+EXACT = "exact"
+FIRST_STEPS = ("plain", "treated", EXACT)  # that are compared; the last in 64 bits
+ROOM_FOR_64_BITS = 3  # as many trials at once leave room for one that takes twice the memory, and another
 COMPILES = ("compile",)  # treatments whose code draws its own random numbers
 
 Pair = tuple[TrialResult, TrialResult]  # without and with a treatment, of one seed
@@ -89,6 +94,7 @@ class Numbers:
         With `by_step`, compare without dropout.
         """
         self.trials, self._is_by_step = trials, by_step
+        self._ahead: list[tuple[TrialRun, TrialResult]] = []  # ran beside others, before it was asked for
         self.plain = runs[0]
         self.reproducible = all(verdict.is_reproducible(self.plain, run) for run in runs[1:])
         self.begins_alike = all(verdict.repeats_first_step(self.plain, run) for run in runs[1:])
@@ -129,10 +135,12 @@ class Numbers:
         return self._by_step
 
     def _judge(self, treatment: Treatment, kept: Sequence[Dose], dose: Dose) -> Judgement:
-        if treatment.safety == "lossy":
-            return self._judge_lossy(treatment, kept, [*kept, dose])
-        self._refer_to(tuple(each for each in kept if treatment_of(each).safety == "lossy"))
         doses = [*kept, dose]
+        if treatment.safety == "lossy":
+            return self._judge_lossy(treatment, kept, doses)
+        lossy = tuple(each for each in kept if treatment_of(each).safety == "lossy")
+        self._run_beside(self._asked_of(treatment, doses, lossy))
+        self._refer_to(lossy)
         treated = self._run(doses)
         redraws = treatment.redraws and FIXED not in self.trials.always
         if redraws and verdict.serves_other_batches(self.plain, treated):
@@ -155,7 +163,9 @@ class Numbers:
         If it is, later trials draw alike too.
         """
         before = dict(vars(self))
-        self.trials.always = {FIXED: True}
+        self.trials.always, self._ahead = {FIXED: True}, []
+        doses = [*kept, dose]
+        self._run_beside([*self._references(self._lossy), (doses, self.changes_for(doses))])
         self._refer_again()
         judged = self._judge(treatment, kept, dose)
         if not judged.is_right:
@@ -201,10 +211,46 @@ class Numbers:
         return self._run_all([(doses, self.changes_for(doses))])[0]
 
     def _run_all(self, runs: Sequence[TrialRun]) -> list[TrialResult]:
+        known = [self._take(run) for run in runs]
+        left = iter(self._run_now([run for run, found in zip(runs, known, strict=True) if found is None]))
+        return [next(left) if found is None else found for found in known]
+
+    def _run_now(self, runs: Sequence[TrialRun]) -> list[TrialResult]:
+        if not runs:
+            return []
         if not self._is_by_step:
             return self.trials.run_all(runs)
         found = self.trials.run_all([(doses, {**changes, **WITHOUT_DROPOUT}) for doses, changes in runs])
         return [verdict.by_step(run) for run in found]
+
+    def _run_beside(self, runs: Sequence[TrialRun]) -> None:
+        """Run what will be asked for beside each other, if that takes less time than one after the other."""
+        if self.trials.at_once > 1:
+            self._ahead = list(zip(runs, self._run_all(runs), strict=True))
+
+    def _take(self, asked: TrialRun) -> TrialResult | None:
+        """Return the result of what ran ahead, once; None if it did not."""
+        for place, ((doses, changes), found) in enumerate(self._ahead):
+            if (list(doses), changes) == (list(asked[0]), asked[1]):
+                del self._ahead[place]
+                return found
+        return None
+
+    def _asked_of(
+        self, treatment: Treatment, doses: Sequence[Dose], lossy: tuple[Dose, ...]
+    ) -> list[TrialRun]:
+        """Return the runs that a comparison most likely needs; one in 64 bits takes the memory of two."""
+        refers = lossy != self._lossy
+        runs = self._references(lossy) if refers else []
+        runs.append((doses, self.changes_for(doses)))
+        if treatment.safety == "exact":
+            return runs
+        names = [name for name in FIRST_STEPS if refers or name == "treated" or name not in self._first]
+        if self.trials.at_once < ROOM_FOR_64_BITS and EXACT in names:
+            names.remove(EXACT)
+        for name in names:
+            self._path_of(name).unlink(missing_ok=True)
+        return runs + [self._first_step_run(name, doses if name == "treated" else lossy) for name in names]
 
     def changes_for(self, doses: Sequence[Dose]) -> dict[str, Any]:
         """Return what to change in a trial whose numbers are compared."""
@@ -218,10 +264,13 @@ class Numbers:
             self._lossy, self._is_half = lossy, True
             self._refer_again()
 
+    def _references(self, lossy: tuple[Dose, ...]) -> list[TrialRun]:
+        again = (lossy, self.changes_for(lossy))
+        return [again, again, (lossy, NUDGED)]
+
     def _refer_again(self) -> None:
         self._first, self._bases = {}, {}
-        again = (self._lossy, self.changes_for(self._lossy))
-        self.plain, other, nudged = self._run_all([again, again, (self._lossy, NUDGED)])
+        self.plain, other, nudged = self._run_all(self._references(self._lossy))
         self._others = [other]
         self.reproducible = verdict.is_reproducible(self.plain, self._others[0])
         self.begins_alike = verdict.repeats_first_step(self.plain, self._others[0])
@@ -233,14 +282,15 @@ class Numbers:
     def _compare_with_64_bits(self, doses: Sequence[Dose]) -> str | None:
         """Compare the first step, without dropout, of the job, the treated job and the job in 64 bits."""
         self._first.pop("treated", None)
-        asked = {"plain": (self._lossy, False), "treated": (doses, False), "exact": (self._lossy, True)}
-        asked = {name: each for name, each in asked.items() if name not in self._first}
-        wide = {name: each for name, each in asked.items() if each[1]}  # these need twice the memory
-        found = self._first_steps({name: each for name, each in asked.items() if not each[1]})
-        found |= self._first_steps(wide)
+        given = {name: doses if name == "treated" else self._lossy for name in FIRST_STEPS}
+        given = {name: each for name, each in given.items() if name not in self._first}
+        found = self._first_steps({name: each for name, each in given.items() if name != EXACT})
+        found |= self._first_steps({name: each for name, each in given.items() if name == EXACT})
         for name, (path, run) in found.items():
-            what = "in 64 bits " if name == "exact" else ""
+            what = "in 64 bits " if name == EXACT else ""
             if not path.exists():
+                if run.ended == "killed":  # by a limit of time, perhaps: nothing was compared
+                    return f"the script {run.error}"
                 return f"the first step {what}could not be compared: {run.error or run.ended}"
             plain = {**self._first, **found}["plain"][1]
             if name != "plain" and (reason := verdict.starts_otherwise(plain, run)):
@@ -249,26 +299,31 @@ class Numbers:
         paths = [self._first[name][0] for name in ("plain", "treated", "exact")]
         return verdict.differs_by_more_than_rounding(paths[0], paths[1], paths[2], is_half=self._is_half)
 
-    def _first_steps(
-        self, asked: dict[str, tuple[Sequence[Dose], bool]]
-    ) -> dict[str, tuple[Path, TrialResult]]:
-        """Run first steps without dropout, some in 64 bits; return their files and results by name."""
-        paths = {name: self.trials.folder / f"{name}.safetensors" for name in asked}
-        for path in paths.values():
-            path.unlink(missing_ok=True)
-        runs = self._run_all(
-            [
-                (given, {"first_step": str(paths[name]), "plain": True, "double": double})
-                for name, (given, double) in asked.items()
-            ]
-        )
-        return {name: (paths[name], run) for name, run in zip(asked, runs, strict=True)}
+    def _first_steps(self, given: dict[str, Sequence[Dose]]) -> dict[str, tuple[Path, TrialResult]]:
+        """Run first steps without dropout, by name; return their files and results."""
+        asked = {name: self._first_step_run(name, doses) for name, doses in given.items()}
+        for name, run in asked.items():
+            if not any(run == known for known, _ in self._ahead):
+                self._path_of(name).unlink(missing_ok=True)
+        found = self._run_all(list(asked.values()))
+        return {name: (self._path_of(name), run) for name, run in zip(asked, found, strict=True)}
+
+    def _first_step_run(self, name: str, doses: Sequence[Dose]) -> TrialRun:
+        return doses, {"first_step": str(self._path_of(name)), "plain": True, "double": name == EXACT}
+
+    def _path_of(self, name: str) -> Path:
+        return self.trials.folder / f"{name}.safetensors"
 
     # -- lossy
 
     def _judge_lossy(self, treatment: Treatment, kept: Sequence[Dose], doses: Sequence[Dose]) -> Judgement:
         """Compare the first step, then late losses over paired seeds until the answer is settled."""
-        first = self._first_steps({"before": (kept, False), "lossy": (doses, False)})
+        both = {"before": kept, "lossy": doses}
+        self._run_beside(
+            [self._first_step_run(name, given) for name, given in both.items()]
+            + [(given, of_seed(seed)) for seed in range(FEWEST_PAIRS) for given in both.values()]
+        )
+        first = self._first_steps(both)
         if reason := _steps_otherwise(first):
             return _wrong(reason)
         without_dropout = first["before"][1], first["lossy"][1]
@@ -309,10 +364,15 @@ class Numbers:
         return replace(found, reason=f"without dropout, {found.reason}")
 
     def _paired_seeds(self, kept: Sequence[Dose], doses: Sequence[Dose], **changes: Any) -> Iterator[Pair]:
-        """Run without and with a treatment, seed by seed; as many at once as may run beside each other."""
-        num_at_once = max(1, self.trials.at_once // 2)
-        for first in range(0, SEEDS, num_at_once):
-            seeds = range(first, min(SEEDS, first + num_at_once))
+        """Run without and with a treatment, seed by seed; as many at once as may run beside each other.
+
+        Fewer pairs than the fewest decide nothing, so they run first.
+        """
+        num_at_once, begins = max(1, self.trials.at_once // 2), 0
+        while begins < SEEDS:
+            num = num_at_once if begins or self.trials.at_once == 1 else FEWEST_PAIRS
+            seeds = range(begins, min(SEEDS, begins + num))
+            begins = seeds.stop
             runs = self._run_all(
                 [(given, {**of_seed(seed), **changes}) for seed in seeds for given in (kept, doses)]
             )

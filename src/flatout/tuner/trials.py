@@ -172,7 +172,8 @@ class Trials:
         """Run trials whose numbers are compared but not their times, `at_once` of them beside each other."""
         if self.at_once == 1 or len(runs) == 1:
             return [self.run(doses, **changes) for doses, changes in runs]
-        pool = ThreadPoolExecutor(self.at_once)
+        takes_two = any(changes.get("double") for _, changes in runs)  # in memory
+        pool = ThreadPoolExecutor(max(1, self.at_once - takes_two))
         asked = [pool.submit(self.run, doses, **changes) for doses, changes in runs]
         try:
             found = [each.result() for each in asked]

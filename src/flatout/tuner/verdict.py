@@ -141,7 +141,7 @@ def job_gain_of(
 
     Starts that differ by no more than they vary from pair to pair count as equal.
     """
-    found = [(_start_s(plain), _start_s(treated)) for plain, treated in pairs]
+    found = [(start_s(plain), start_s(treated)) for plain, treated in pairs]
     starts = [(plain, treated) for plain, treated in found if plain is not None and treated is not None]
     if not starts:
         return None
@@ -167,7 +167,7 @@ def _is_beyond_chance(differences: Sequence[float]) -> bool:
     return abs(fmean(differences)) > half
 
 
-def _start_s(trial: TrialResult) -> float | None:
+def start_s(trial: TrialResult) -> float | None:
     """Return the time before the steps reach their pace, without the steps themselves."""
     if trial.before_s is None or not trial.blocks_s:
         return None

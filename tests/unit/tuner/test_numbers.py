@@ -19,6 +19,7 @@ from flatout.measure.patches import Patches
 from flatout.testing.wrong_treatments import SAFETIES, Install, nothing
 from flatout.tuner.numbers import Numbers
 from flatout.tuner.treatment import Dose, Treatment, Value
+from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trials import TrialPlan
 from tests.unit.tuner.trial.test_meter import LocalTrials, given, train
 
@@ -187,6 +188,54 @@ def test_code_that_draws_as_eager_code_does_is_compiled_only_for_a_job_that_draw
     assert numbers.plain.draws and numbers.changes_for(compiled) == {"same_random": True}
     numbers.plain = replace(numbers.plain, draws=False)
     assert numbers.changes_for(compiled) == {"same_random": False}
+
+
+def test_what_a_comparison_needs_runs_beside_each_other_with_the_same_answers(
+    tmp_path: Path, given: dict[str, Treatment]
+) -> None:
+    trials = LocalTrials(tmp_path)
+    numbers = Numbers(trials, [trials.run([]) for _ in range(2)])  # type: ignore[arg-type]
+    trials.at_once, rounds, real = 8, list[int](), trials.run_all
+    trials.run_all = lambda runs: (rounds.append(len(runs)), real(runs))[1]  # type: ignore[method-assign]
+    fused, nothing_ = Dose(name="fused-optimizer", value=True), Dose(name="nothing", value=True)
+    assert numbers.judge(given[fused.name], [], fused).is_right
+    assert rounds == [4]  # itself, and three first steps, one of them in 64 bits
+    given["nothing"] = made(nothing, "lossy")
+    assert numbers.judge(given["nothing"], [], nothing_).is_right
+    assert rounds == [4, 8]  # two first steps, and two runs with each of three seeds
+    assert numbers.judge(given[fused.name], [nothing_], fused).is_right
+    assert rounds == [4, 8, 7]  # the job under what is lossy again, twice and with its last bit changed, too
+    trials.at_once = 2  # no room for twice the memory beside another
+    assert numbers.judge(given[fused.name], [], fused).is_right
+    assert rounds[3:] == [6, 1]
+
+    def larger_steps(patches: Patches, _value: Value) -> None:
+        real_step = torch.optim.SGD.step
+        patches.replace(
+            torch.optim.SGD,
+            "step",
+            lambda each: (each.param_groups[0].update(lr=1.05 * each.defaults["lr"]), real_step(each))[1],
+        )
+
+    for safety in SAFETIES:
+        given["larger"] = made(larger_steps, safety)
+        judged = numbers.judge(given["larger"], [], Dose(name="larger", value=True))
+        assert judged.answer == "wrong numbers", (safety, judged)
+
+
+def test_a_first_step_that_was_ended_is_no_verdict_on_its_numbers(
+    numbers: Numbers, given: dict[str, Treatment]
+) -> None:
+    real = numbers.trials.run_all
+
+    def run_all(runs: Any) -> Any:
+        ended = TrialResult(ended="killed", error="did not end within 9 s")
+        return [ended if changes.get("double") else real([(doses, changes)])[0] for doses, changes in runs]
+
+    numbers.trials.run_all = run_all  # type: ignore[method-assign]
+    fused = Dose(name="fused-optimizer", value=True)
+    judged = numbers.judge(given[fused.name], [], fused)
+    assert judged.answer == "failed" and judged.reason == "the script did not end within 9 s"
 
 
 def test_a_crash_fails_and_is_not_taken_for_wrong_numbers(

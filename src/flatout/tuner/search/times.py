@@ -56,18 +56,29 @@ class Times:
         self.nudged: TrialResult | None = None  # the job whose weights were changed in the last bit
         self._within_s = math.inf if within_s is None else within_s
         self._ends_s = time.monotonic() + self._within_s
-        self._longest_s = 0.0  # the longest trial of a pair so far
-        self._at_end = 0  # trials for which time is set aside
+        self._plain_s = self._longest_s = 0.0  # the longest trial of a pair so far: of the job, and of all
+        self._start_s = 0.0  # of these, before the steps of the job reach their pace
+        self._sets_aside = False  # time for the end
 
     def set_aside(self, *, at_end: bool) -> None:
         """Set time aside to measure everything kept together, if that is needed; a trial ends before it."""
-        self._at_end = TRIALS_AT_END if at_end else 0
-        self.trials.ends_s = self._ends_s - self._at_end * self._longest_s
+        self._sets_aside = at_end
+        self.trials.ends_s = self._ends_s - self._at_end_s
 
-    def is_late(self, *, num_trials: int) -> bool:
-        """Return whether so many trials would not end before the time that is set aside."""
-        trials = num_trials + self._at_end
-        return time.monotonic() + trials * self._longest_s > self._ends_s
+    @property
+    def _at_end_s(self) -> float:
+        """The seconds that are set aside."""
+        return TRIALS_AT_END / 2 * (self._plain_s + self._longest_s) if self._sets_aside else 0.0
+
+    def is_late(self, *, num_trials: int = 0, num_beside: int = 0) -> bool:
+        """Return whether so many trials would not end before the time that is set aside.
+
+        `num_beside` more run beside each other: their starts overlap, and a GPU takes their steps in turn.
+        """
+        rounds = math.ceil(num_beside / self.trials.at_once)
+        beside_s = rounds * self._start_s + num_beside * (self._plain_s - self._start_s)
+        took_s = num_trials * self._longest_s + beside_s + self._at_end_s
+        return time.monotonic() + took_s > self._ends_s
 
     def is_up(self) -> bool:
         """Return whether trials are ended because there is no more time."""
@@ -75,7 +86,8 @@ class Times:
 
     def has_time_for(self, num_treatments: int) -> bool:
         """Return whether so many treatments can be tried before the end."""
-        return not self.is_late(num_trials=TRIALS_EACH * num_treatments + TRIALS_AT_END - self._at_end)
+        more = 0 if self._sets_aside else TRIALS_AT_END
+        return not self.is_late(num_trials=TRIALS_EACH * num_treatments + more)
 
     def job_against_itself(self, *, then: Sequence[Unit] = ()) -> Pairs:
         """Run pairs of the job with nothing changed; raise BadInput if they cannot be judged.
@@ -88,7 +100,7 @@ class Times:
         self.trials.expect(AHEAD, then)
         pairs = self.pairs[NOISE] = []
         while len(pairs) < FEWEST_PAIRS and (
-            len(pairs) < NOISE_PAIRS or 2 * len(pairs) * self._longest_s < NOISE_SHARE * self._within_s
+            len(pairs) < NOISE_PAIRS or 2 * (len(pairs) + 1) * self._longest_s < NOISE_SHARE * self._within_s
         ):
             self._say(f"{NOISE}, pair {len(pairs) + 1}")
             nudges = len(pairs) == 1 and self.nudged is None
@@ -101,6 +113,8 @@ class Times:
                 if reason := verdict.failure(run):
                     raise BadInput(f"the job cannot be tuned: {reason}", hint=hint_of(run, self.trials.plan))
             pairs.append(pair)
+            self._plain_s = self._longest_s
+            self._start_s = max(min(self._plain_s, verdict.start_s(run) or 0.0) for run in pair)
         self.trials.forget(NOISE)
         return pairs
 

@@ -25,7 +25,7 @@ from flatout.ground.interrupts import Interrupts
 from flatout.hardware.ray_cluster import RayCluster
 from flatout.measure.evidence import Evidence
 from flatout.tuner import verdict
-from flatout.tuner.numbers import SEEDS, Numbers, changes_for
+from flatout.tuner.numbers import TRIALS_OF_LOSSY, Numbers, changes_for
 from flatout.tuner.results.kept import keep, keep_patches
 from flatout.tuner.results.outcome import NO_TIME, NO_TIME_TO_VERIFY, Answer, Tried, Tuning
 from flatout.tuner.results.prescription import Kept, Prescription, Proof
@@ -183,7 +183,7 @@ class Tuner:
         if not doses or self.times.in_run_on == self.kept:
             return ordered
         self.times.set_aside(at_end=True)
-        if self.times.is_late(num_trials=1 + TRIALS_OF_NUMBERS):
+        if self.times.is_late(num_trials=1, num_beside=TRIALS_OF_NUMBERS):
             return ordered
         first, _ = ordered[0]
         if first.switch is None and hides_others(first, self.ceilings):
@@ -225,8 +225,8 @@ class Tuner:
         """
         in_run = any(str(Dose(name=treatment.name, value=value)) in self.times.in_run for value in values)
         self.times.set_aside(at_end=in_run or bool(self.kept))
-        of_numbers = 2 * SEEDS if treatment.safety == "lossy" else TRIALS_OF_NUMBERS
-        return self.times.is_late(num_trials=of_numbers + (0 if in_run else TRIALS_OF_TIME))
+        of_numbers = TRIALS_OF_LOSSY if treatment.safety == "lossy" else TRIALS_OF_NUMBERS
+        return self.times.is_late(num_trials=0 if in_run else TRIALS_OF_TIME, num_beside=of_numbers)
 
     def _look_ahead(self, left: Sequence[Candidate]) -> None:
         """Announce the trials that are most likely needed from here on."""

@@ -90,6 +90,25 @@ def test_nothing_starts_that_would_end_in_the_time_set_aside(
     assert clock[0] == 240.0
 
 
+def test_trials_beside_each_other_take_the_time_of_one_start_and_of_all_their_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("flatout.tuner.search.times.time.monotonic", lambda: clock[0])
+
+    def result(names: set[str]) -> TrialResult:
+        clock[0] += 10.0
+        return trial(1.0, before_s=9.0, num_steps_before=2)  # seven seconds before its first step
+
+    found = times(tmp_path, result, within_s=100.0)
+    found.job_against_itself()
+    assert clock[0] == 140.0  # sixty seconds are left
+    assert not found.is_late(num_beside=5) and found.is_late(num_beside=7)
+    found.trials.at_once = 8
+    assert not found.is_late(num_beside=14) and found.is_late(num_beside=17)  # 2 × 7 s + 3 s each
+    assert not found.is_late(num_trials=2, num_beside=8) and found.is_late(num_trials=3, num_beside=8)
+
+
 def test_one_run_of_the_job_against_itself_is_nudged_and_counts(tmp_path: Path) -> None:
     found = times(tmp_path)
     asked: list[dict[str, object]] = []
