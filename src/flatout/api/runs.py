@@ -26,10 +26,10 @@ def watch_script(
     page: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> NoReturn:
-    """Become `command`, an unmodified script under watch; its exit code and its signals are its own.
+    """Replace this process by `command`, an unmodified script under watch; it keeps signals and exit code.
 
-    `options` name the run, how often it is sampled (`hz`) and where samples go besides (`sinks`).  With
-    `page` (host, port, token) a page beside it shows the run.
+    `options` name the run, the rate of samples (`hz`) and further places to write them (`sinks`).  With
+    `page` (host, port, token), a separate process serves a page of the run.
     """
     from flatout.ground.script.command import check_command
     from flatout.monitor.job.run_script import launch
@@ -47,7 +47,7 @@ def watch_script(
 def sink_choice(
     *, jsonl: Path | None, csv: Path | None, tensorboard: Path | None, prometheus: int | None
 ) -> SinkChoice:
-    """Name where samples go besides the screen; paths become absolute: a script may change its folder."""
+    """Choose where samples go, screen aside; paths become absolute: a script may change its folder."""
     from flatout.monitor.sinks.choice import SinkChoice
 
     files = {"jsonl": jsonl, "csv": csv, "tensorboard": tensorboard}
@@ -90,7 +90,7 @@ def watch_on_page(
     on_progress: OnProgress = ignore,
     **options: Any,
 ) -> None:
-    """Serve a page of the machine and its job until Ctrl-C, which is raised; `page`: host, port, token."""
+    """Serve a page of the machine and its job until KeyboardInterrupt; `page` has host, port and token."""
     from flatout.monitor.open_sampler import open_sampler
     from flatout.monitor.web.server import serve
 
@@ -107,7 +107,7 @@ def watch_fleet(
     as_json: bool = False,
     once: bool = False,
 ) -> int:
-    """Show the nodes of folders of runs and of pages, in the terminal or, with `page`, on a page of all."""
+    """Show all nodes of some run folders and pages, in the terminal or, with `page`, in a browser."""
     from flatout.monitor.fleet.nodes import Fleet
 
     fleet = Fleet(sources)
@@ -122,7 +122,7 @@ def watch_fleet(
 
 
 def replay_run(run: str, *, root: Path | None, speed: float, on_screen: bool, as_json: bool = False) -> int:
-    """Show a run again; return the exit code."""
+    """Replay a run in the terminal; return the exit code."""
     from flatout.ground.runs import find_run
     from flatout.monitor.past.history import replay
     from flatout.monitor.past.playback import Playback
@@ -133,7 +133,7 @@ def replay_run(run: str, *, root: Path | None, speed: float, on_screen: bool, as
 
 
 def serve_run(run: str, *, root: Path | None, page: Mapping[str, Any], on_ready: OnProgress) -> None:
-    """Serve a page of a run that is kept until Ctrl-C, which is raised; `page`: host, port, token."""
+    """Serve a page of a recorded run until KeyboardInterrupt; `page` has host, port and token."""
     from flatout.ground.runs import find_run
     from flatout.monitor.web.server import serve
 
@@ -160,7 +160,7 @@ def list_runs(root: Path | None = None) -> Sequence[RunDigest]:
 def report_run(
     run: str | Path, *, root: Path | None = None, html: Path | None = None, png: Path | None = None
 ) -> Summary | RunDigest:
-    """Summarise a run that is kept; also write its page and its plots to the files that are named."""
+    """Summarise a recorded run; also write its page and its plots to the given files."""
     from flatout.ground.runs import find_run, read_run
 
     folder = find_run(str(run), root)
@@ -208,7 +208,7 @@ def _report_engine(folder: Path, kind: str, *, html: Path | None, png: Path | No
 def compare_runs(
     first: str | Path, second: str | Path, *, root: Path | None = None
 ) -> Comparison | EngineComparison:
-    """Compare two runs of one verb: of watched ones, the differences that are more than noise."""
+    """Compare two runs of one verb; for watched runs, list the differences that exceed the noise."""
     from flatout.ground.runs import find_run, read_run
 
     folders = [find_run(str(run), root) for run in (first, second)]

@@ -84,9 +84,9 @@ def say_error(error: FlatoutError) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Let what a service or a shell (`>&-`) has closed lead nowhere, for this process alone.
+    """Open /dev/null in place of each standard stream that a service or a shell (`>&-`) has closed.
 
-    A script that this process becomes, and every child, finds it closed again.
+    Child processes, and the script that this process becomes, inherit the closed stream.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -94,7 +94,7 @@ def _open_closed_streams() -> None:
 
 
 def _discard_output() -> None:
-    """Discard output that cannot be written: the interpreter flushes once more when it ends."""
+    """Discard output that cannot be written, because the interpreter flushes again when it ends."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

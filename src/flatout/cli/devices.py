@@ -73,7 +73,7 @@ def devices(
 
 
 def _print_document(**asked: Any) -> None:
-    """Print one shape for every question; what was not asked for is null."""
+    """Print one JSON document, with the same keys for every question; what was not asked for is null."""
     parts = ("host", "snapshot", "devices", "datasheets")
     print_document("flatout-devices", **{part: asked.get(part) for part in parts})
 
@@ -207,7 +207,7 @@ def _print_host(console: Console, host: HostFacts) -> None:
 
 
 def _print_missing(console: Console, reasons: dict[str, dict[str, str]]) -> None:
-    """Say why something is n/a: one line for all that lack the same fields for the same reason."""
+    """Say why values are n/a, in one line for all devices that lack the same fields for the same reason."""
     subjects: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for subject, missing in reasons.items():
         for reason in dict.fromkeys(missing.values()):

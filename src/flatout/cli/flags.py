@@ -67,7 +67,7 @@ def option(name: str, metavar: str, text: str) -> Any:
 
 
 def collect(ctx: typer.Context, *, apart: Iterable[str] = ()) -> dict[str, Any]:
-    """Collect what the user gave of a verb's settings, all parameters but those `apart`, and `--set`."""
+    """Collect the settings that the user gave: parameters, except those in `apart`, and `--set`."""
     never = {"config", "settings", "resume", "json_output", *apart}
     said = {}
     for name, value in ctx.params.items():
@@ -77,13 +77,13 @@ def collect(ctx: typer.Context, *, apart: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def check_html(html: Path | None) -> None:
-    """Raise BadInput if the page of --html cannot be written: asked before work that takes a while."""
+    """Raise BadInput if the page of --html cannot be written; called before long work starts."""
     if html is not None:
         check_output(html, flag="--html", name="report.html")
 
 
 def check_output(path: Path, *, flag: str, name: str) -> None:
-    """Raise BadInput if a file cannot be written where a flag asks for it; `name` is one for a folder."""
+    """Raise BadInput if a flag's file cannot be written; `name` is suggested if the flag names a folder."""
     if path.is_dir():
         raise BadInput(f"{flag} {path} is a folder", hint=f"name a file in it: {path / name}")
     folder = next((parent for parent in path.absolute().parents if parent.exists()), None)

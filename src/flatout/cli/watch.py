@@ -119,7 +119,7 @@ def watch(
 
 
 def _check(params: Mapping[str, Any]) -> None:
-    """Refuse every combination without a meaning, before anything starts."""
+    """Refuse combinations of options that make no sense, before anything starts."""
     given = {name for name, value in params.items() if value not in (None, (), []) and value is not False}
     command, one_answer = params["command"], bool(given & {"once", "json_output"})
     chosen = [flag for flag, name in MODES.items() if name in given]
@@ -210,7 +210,7 @@ def list_lines(rows: Sequence[dict[str, str]], *, width: int) -> list[str]:
 
 
 def _cut(text: str, width: int, *, middle: bool) -> str:
-    """Shorten a text at its end; with `middle` in its middle, since a run is found by both its ends."""
+    """Shorten a text at its end or, with `middle`, in its middle: both ends of a run's name identify it."""
     if len(text) <= width:
         return text
     end = width // 3 if middle else 0

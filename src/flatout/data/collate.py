@@ -99,7 +99,7 @@ class PadCollate:
         return (_Named if named else Padded)(values, counts, mask)
 
     def _kept(self, values: Tensor, field: str) -> Tensor:
-        """Return the same values in the memory that was asked for."""
+        """Return the values, copied into shared or page-locked memory if the buffers require it."""
         if self._buffers.plain(0):  # large or not, these have their memory
             return values
         return self._buffers.empty(field, values.shape, values.dtype).copy_(values)
@@ -190,7 +190,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _same_kind(column: Sequence[Any], field: str) -> None:
-    """Raise BadInput where a field is an array in one sample and something else in another."""
+    """Raise BadInput if a field is an array in one sample and something else in another."""
     kinds = set(map(type, column))
     first = next((kind for kind in KINDS if isinstance(column[0], kind)), None)
     if first is None:

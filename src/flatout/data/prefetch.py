@@ -69,7 +69,7 @@ class _Sent(NamedTuple):
 
 
 class _Moves:
-    """Plain copies, for devices without streams; on the CPU batches are handed through."""
+    """Makes plain copies, for devices without streams; on the CPU, passes batches on as they are."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

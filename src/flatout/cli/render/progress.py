@@ -28,7 +28,7 @@ OnText = Callable[[str], None]
 
 @contextlib.contextmanager
 def launched_line() -> Iterator[tuple[bool, OnText, OnText]]:
-    """Yield (whether this process speaks for all that were launched, the live line, lines that stay)."""
+    """Yield (whether this process reports for all ranks, update the live line, print a line that stays)."""
     if read_launch().is_first:
         with live_line() as (update, stay):
             yield True, update, stay
@@ -41,7 +41,7 @@ def launched_line() -> Iterator[tuple[bool, OnText, OnText]]:
 
 @contextlib.contextmanager
 def live_line() -> Iterator[tuple[OnText, OnText]]:
-    """Yield (what replaces the live line, what stays above it)."""
+    """Yield (update the live line, print a line that stays above it)."""
     if not sys.stderr.isatty():
         yield say, say
         return

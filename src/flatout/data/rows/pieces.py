@@ -49,9 +49,9 @@ class Placed(NamedTuple):
 class PieceTable:
     """The rows of all pieces in one table, no row of it used twice.
 
-    A tensor that two pieces read lies in it once if that can be told without waiting for a GPU: by its
-    lengths on the host, or because the second piece starts where the first one ends.  Else it lies in it
-    once per piece.  Shared rows lie in it once per sample and piece.
+    The table holds a tensor that two pieces read once if that can be told without waiting for a GPU: by its
+    lengths on the host, or because the second piece starts where the first one ends.  Else it holds the
+    tensor once per piece.  It holds shared rows once per sample and piece.
     """
 
     def __init__(self, pieces: Sequence[Piece]) -> None:
