@@ -158,7 +158,7 @@ class AdapterAssembly:
         return self._rows[name, split].some(number, task=self.parts[name].task)
 
     def missing_classes(self, name: str, split: str, *, number: int | None = None) -> str | None:
-        """Say which classes training has and the rows of a score lack; None where it lacks none."""
+        """Say which classes of the training rows are missing from the scored rows; None if none is."""
         task = self.parts[name].task
         scored = self.rows(name, split, number=number).records
         judged = {task.class_of(record) for record in scored}
@@ -183,7 +183,7 @@ class AdapterAssembly:
         return TaskSplit(examples=examples, records=records)
 
     def modules(self) -> dict[str, nn.Module]:
-        """Return the modules that train beside the adapters, by the prefix of their weights."""
+        """Return the modules that train in addition to the adapters, by the prefix of their weights."""
         found: dict[str, nn.Module] = {f"heads/{name}": part.head for name, part in self.parts.items()}
         if self.decoder is not None:
             found["decoder"] = self.decoder
@@ -218,7 +218,7 @@ class AdapterAssembly:
         self.load_weights(found.tensors(BEST))
 
     def check(self, found: PhaseCheckpoint) -> None:
-        """Raise BadInput where a checkpoint belongs to another encoder."""
+        """Raise BadInput if a checkpoint belongs to another encoder."""
         if found.state.fingerprint != self.fingerprint:
             check_encoder(found, self.settings.model)
 
@@ -322,7 +322,7 @@ def open_encoder(folder: Path, *, device: torch.device) -> nn.Module:
 
 
 def open_tokenizer(folder: Path) -> Any:
-    """Load the fast tokenizer beside a model: spans need its offsets."""
+    """Load the fast tokenizer of a model's folder: spans need its offsets."""
     tokenizer = models.open_tokenizer(folder, extra="adapters")
     if not tokenizer.is_fast:
         raise BadInput(f"the tokenizer of {folder} is not a fast one", hint="save one with tokenizer.json")
@@ -332,7 +332,7 @@ def open_tokenizer(folder: Path) -> Any:
 
 
 def check_encoder(found: PhaseCheckpoint, model: str) -> None:
-    """Raise BadInput where a checkpoint does not belong to the encoder in the folder `model`."""
+    """Raise BadInput if a checkpoint does not belong to the encoder in the folder `model`."""
     encoder = open_encoder(Path(model), device=torch.device("cpu"))
     check_model(found.state.fingerprint, encoder, name=model, checkpoint=found.path)
 

@@ -61,7 +61,7 @@ def export_run(
 
 
 def check_target(to: Path, *, run: Path) -> None:
-    """Raise BadInput where `to` holds an export of another run: nothing replaces it."""
+    """Raise BadInput if `to` holds the export of another run: an export replaces only its own."""
     for config in (*to.glob(peft_format.CONFIG), *sorted(to.glob(f"*/{peft_format.CONFIG}"))):
         _check_owner(config.with_name(RUN), run=run, what="an adapter")
     if (to / f"{ROUTER}.json").exists():

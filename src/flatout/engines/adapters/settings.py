@@ -227,7 +227,7 @@ def _with_rank(task: Any) -> Any:
 
 
 def check_resume(saved: Mapping[str, Any], settings: AdaptSettings, *, phase: str | None) -> None:
-    """Raise BadInput where a setting that affects what was learned differs from the saved one.
+    """Raise BadInput if a setting that affects what was learned differs from the saved one.
 
     Tables of phases other than `phase` may differ.
     """

@@ -22,7 +22,7 @@ from flatout.ground.errors import BadInput
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What the run says to one text; `confidence` is None where the router was not asked."""
+    """The answer to one text; `confidence` is None if the router was not asked."""
 
     task: str
     text: str

@@ -10,8 +10,8 @@ another machine.
     uniform      all adapters at once, with equal weights
     random       an adapter drawn for each row
 
-But for end-to-end, a row's answer comes from its own task's head; only the adapter beneath it changes.
-End-to-end is what someone gets who hands over a text and does not say what it is.
+Except in end-to-end, a row's answer comes from its own task's head; only the adapter beneath it changes.
+End-to-end is what a user gets who sends a text without naming its task.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RoutingQuality:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownRow:
-    """One record and what the model said to it."""
+    """One record and the model's answer."""
 
     task: str
     fields: dict[str, str]
@@ -159,13 +159,13 @@ class Evaluation:
 
     @staticmethod
     def _mean(values: Sequence[float | None]) -> float | None:
-        """Return the mean; None where a value is unknown, because means over other tasks do not compare."""
+        """Return the mean; None if a value is unknown, because means over different tasks do not compare."""
         known = [value for value in values if value is not None]
         return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 def with_heads_only(evaluation: Evaluation, other: Evaluation) -> Evaluation:
-    """Return the evaluation with the scores of a run without adapters beside it, task by task."""
+    """Return the evaluation with the scores of a run without adapters added, task by task."""
     oracle = next((each for each in other.scores if each.routing == "oracle"), None)
     if oracle is None or not set(oracle.by_task) & set(evaluation.tasks):
         raise BadInput(

@@ -266,7 +266,7 @@ def _show_rows(
     *,
     number: int,
 ) -> Iterator[ShownRow]:
-    """Yield the first rows of a task in the order of its data: nobody picked the best."""
+    """Yield the first rows of a task in the order of its data, not the best ones."""
     known = (*subject.task.inputs, *subject.task.answers)
     for row, record in enumerate(subject.records[:number]):
         yield ShownRow(

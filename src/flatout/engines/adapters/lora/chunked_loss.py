@@ -61,7 +61,7 @@ def _parts(length: int, rows: int) -> Iterator[slice]:
 
 
 def _alike(hidden: Tensor, embedding: Tensor) -> tuple[Tensor, Tensor]:
-    """Cast both to the dtype that logits are computed in: autocast's, else the embedding's."""
+    """Cast both to the dtype of the logits: autocast's, else the embedding's."""
     device = hidden.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else embedding.dtype
     return hidden.to(dtype), embedding.to(dtype)

@@ -115,7 +115,7 @@ def added_norm(norm: nn.LayerNorm, branch_NW: Tensor, residual_NW: Tensor) -> tu
 def add_and_norm(
     norm: nn.LayerNorm, branch_NW: Tensor, residual_NW: Tensor, kernels: NormKernels
 ) -> tuple[Tensor, Tensor]:
-    """Do the same with these kernels."""
+    """Return the norm of the sum twice, computed by one kernel each way."""
     pair: tuple[Tensor, Tensor] = _AddedNorm.apply(  # type: ignore[no-untyped-call]
         branch_NW, residual_NW, norm.weight, norm.bias, norm.eps, kernels
     )

@@ -196,7 +196,7 @@ class AdapterOptimizer:
         }
 
     def load_state(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Continue from `state`; BadInput where it belongs to another optimizer."""
+        """Continue from `state`; raise BadInput if it belongs to another optimizer."""
         if numbers["num_steps"].keys() != self._groups.keys():
             raise BadInput(
                 f"the state has {', '.join(numbers['num_steps'])}; this run has {', '.join(self._groups)}",
@@ -262,7 +262,7 @@ def _trained(module: nn.Module | None) -> list[nn.Parameter]:
 
 
 def _update_if_finite(groups: list[_Group]) -> None:
-    """Clip and step every group, but leave one as it is where its gradients' norm is not finite.
+    """Clip and step every group except those whose gradients' norm is not finite.
 
     Adapters share products, which multiply foreign factors by zero, and zero times infinity is NaN.  So no
     parameter may become infinite or NaN: one adapter that diverges would end all of them.

@@ -138,7 +138,7 @@ def _draw_on(device: torch.device, drawn: Tensor) -> None:
 
 @functools.cache
 def _recording_stream(device: torch.device) -> Any:
-    """Make a stream of high priority: work beside it (`side_stream`) takes what it leaves of the GPU."""
+    """Make a stream of high priority, so that work on other streams (`side_stream`) takes what it leaves."""
     return torch.cuda.Stream(device, priority=-1)
 
 

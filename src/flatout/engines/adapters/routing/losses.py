@@ -95,7 +95,7 @@ def right_task(log_probabilities_BT: Tensor, tasks_B: Tensor) -> Tensor:
 
 
 def confidence_margin(routing: Routing, tasks_B: Tensor, *, margin: float) -> Tensor:
-    """Penalise confidence less than `margin` above one half where the choice is right, or below where not.
+    """Penalise confidence less than `margin` above one half in right choices, or below it in wrong ones.
 
     Whether the choice is right is taken as given: the loss changes the confidence, not the choice.
     """
@@ -120,7 +120,7 @@ def lost_mass(probabilities_BT: Tensor, *, negligible: float) -> Tensor:
 
 
 def inconsistency(log_probabilities_BT: Tensor, features_BH: Tensor, *, similar: float) -> Tensor:
-    """Return the mean KL divergence over pairs of similar rows; 0 where no two are similar.
+    """Return the mean KL divergence over pairs of similar rows; 0 if no two are similar.
 
     Encoders put all texts into a narrow cone, where every cosine is high; rows are compared around the mean
     of the batch.

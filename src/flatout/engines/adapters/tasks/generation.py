@@ -46,7 +46,7 @@ class GenerationHead(nn.Module):
         return self._shared[0]
 
     def said(self, states_BLH: Tensor, batch: TaskBatch) -> Tensor:
-        """Return [M, H]: what predicts the token at each place with a target."""
+        """Return [M, H]: the states that predict the token at each place with a target."""
         said_BTH: Tensor = self.decoder(self.start, batch.targets["ids"], states_BLH, batch.block.lengths)
         return said_BTH.flatten(0, 1).index_select(0, batch.targets["places"])
 

@@ -54,7 +54,7 @@ def label_f1(predicted: Sequence[str], expected: Sequence[str], *, labels: Itera
 
 
 def pearson(predicted: Sequence[float], expected: Sequence[float]) -> float:
-    """Return the correlation in points, from -100 to 100; 0 where one side is one number throughout."""
+    """Return the correlation in points, from -100 to 100; 0 if one side is constant."""
     said, true = (np.asarray(values, dtype=np.float64) for values in (predicted, expected))
     if not len(said):
         return 0.0

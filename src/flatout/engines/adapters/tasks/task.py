@@ -12,7 +12,7 @@ device nor selects rows by a condition: a missing target is one that cross-entro
     Record       plain values by field, as a line of JSON holds them
     Example      the same as token numbers and targets, made once before training
     TaskBatch    examples padded together, on the device
-    Prediction   what a model says to one record
+    Prediction   a model's answer to one record
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class TaskBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prediction:
-    """What a model says to one record: a label, a span of the text, or a text it wrote.
+    """A model's answer to one record: a label, a span of the text, or a text it wrote.
 
     `text` is None where the words were not asked for (see `AdapterTask.predict`).
     """
@@ -138,7 +138,7 @@ class AdapterTask(ABC):
         return [self.generated_row(draw) for _ in range(count)]
 
     def real(self) -> tuple[list[Record], str] | None:
-        """Return rows that a package carries, and where they are from; None where none is known."""
+        """Return rows that a package contains, and where they come from; None if no package has any."""
         return None
 
     def read(self, path: Path) -> list[Record]:
@@ -158,7 +158,7 @@ class AdapterTask(ABC):
         return {}
 
     def describe(self, splits: Splits) -> str | None:
-        """Say what the rows decided, in one line; None where they decide nothing."""
+        """Say which settings the rows decided, in one line; None if they decided none."""
         return None
 
     def group_of(self, record: Record) -> str:
@@ -166,7 +166,7 @@ class AdapterTask(ABC):
         return self.input_of(record)
 
     def records(self, options: DataOptions) -> Splits:
-        """Return the rows to train on, to stop by and to report."""
+        """Return the rows of the train, validation and test splits."""
         return gather(self, options)
 
     # Numbers
@@ -179,7 +179,7 @@ class AdapterTask(ABC):
         return Example(ids=np.array(ids, dtype=np.int32), targets=targets, index=index)
 
     def targets_of(self, record: Record, tokenizer: Any) -> Mapping[str, Ints]:
-        """Return what an answered record teaches; a task that overrides `encode` does not need it."""
+        """Return the targets of an answered record; a task that overrides `encode` does not need it."""
         raise BadInput(f"{type(self).__name__} has neither targets_of nor encode", hint="give it one of them")
 
     @abstractmethod
@@ -220,11 +220,11 @@ class AdapterTask(ABC):
 
     @abstractmethod
     def head(self, width: int, *, decoder: TextDecoder | None = None) -> nn.Module:
-        """Make what the task trains beside its adapter.  A shared decoder is used, but not part of it."""
+        """Make the module that the task trains in addition to its adapter; it may use a shared decoder."""
 
     @abstractmethod
     def loss(self, head: nn.Module, states_BLH: Tensor, batch: TaskBatch) -> Tensor:
-        """Return the mean loss of the real targets; 0 where there are none."""
+        """Return the mean loss of the real targets; 0 if there are none."""
 
     def predict(
         self,
