@@ -54,7 +54,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
 
 
 def check_model(saved: str, model: nn.Module, *, name: str, checkpoint: object) -> None:
-    """Raise BadInput where a checkpoint's saved fingerprint is that of another model."""
+    """Raise BadInput if a checkpoint's saved fingerprint is that of another model."""
     parameters = list(model.named_parameters())
     if len(saved) == SAMPLED:
         same = saved in (_sampled(parameters, dtypes=True), _sampled(parameters, dtypes=False))

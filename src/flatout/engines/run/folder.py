@@ -59,7 +59,7 @@ def find_begun(out: str | Path | None, *, kind: str) -> Path | None:
 
 
 def check_empty(folder: Path, *, besides: Collection[str] = ()) -> None:
-    """Raise BadInput where a new run would find files of others, or a file in the place of a folder."""
+    """Raise BadInput if a new run would find foreign files, or a file in the place of a folder."""
     if file := next((path for path in (folder, *folder.parents) if path.is_file()), None):
         raise BadInput(f"{folder} cannot be a folder: {file} is a file", hint="choose another --out")
     foreign = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []

@@ -177,7 +177,7 @@ class Meeting:
 
 
 def meet(store: Store, *, rank: int, num_ranks: int, on_wait: Callable[[list[int]], None] = ignore) -> str:
-    """Agree on a name that exactly the ranks of this attempt know; `on_wait` hears once who is late."""
+    """Agree on a name that only the ranks of this attempt know; call `on_wait` once with late ranks."""
     own, place = uuid.uuid4().hex, f"flatout/{num_ranks}"
     store.set(f"{place}/{rank}", own)
     if rank == 0:

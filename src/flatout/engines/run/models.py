@@ -155,7 +155,7 @@ def find_left_out_layer(model: nn.Module, unexpected: Iterable[str]) -> tuple[st
 
 
 def open_tokenizer(folder: Path, *, extra: str) -> Any:
-    """Load the tokenizer beside a model."""
+    """Load the tokenizer of a model's folder."""
     transformers = import_extra("transformers", extra=extra)
     try:
         return transformers.AutoTokenizer.from_pretrained(find_model(folder), **SAFE)
@@ -196,7 +196,7 @@ def decode_rows(tokenizer: Any, rows: Sequence[Sequence[int]], *, extra: str) ->
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an error's message, or its type where it has none."""
+    """Return the first line of an error's message, or its type if it has none."""
     said = str(error).strip()
     return said.splitlines()[0] if said else type(error).__name__
 

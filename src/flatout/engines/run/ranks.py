@@ -193,7 +193,7 @@ def _name_of(device: torch.device) -> str:
 
 
 def device_name(device: torch.device) -> str:
-    """Return what people call a device: the name of the GPU, or of the CPU where it is known."""
+    """Return the name of a device: the GPU's, or the CPU's if it is known."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return read_host().cpu_model or "CPU"

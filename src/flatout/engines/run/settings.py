@@ -80,7 +80,7 @@ def make_settings(
 
 
 def check_resume(saved: Mapping[str, Any], settings: Any, *, free: Collection[str]) -> None:
-    """Raise BadInput where a setting differs from the saved one and is not `free` to change."""
+    """Raise BadInput if a setting differs from the saved one and is not `free` to change."""
     given = encode(settings)
     for key, after in given.items():
         if key in free or key not in saved:

@@ -39,7 +39,7 @@ class Bleu:
         _metric(self.tokenize, self.lowercase)
 
     def check_answer(self, answer: Mapping[str, str]) -> None:
-        """See `RewardOfAnswers`."""
+        """Raise BadInput if the answer has no text to compare with."""
         self._reference(answer)
 
     def __call__(self, completion: str, answer: Mapping[str, str], /) -> float:

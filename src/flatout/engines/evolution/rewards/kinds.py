@@ -54,10 +54,10 @@ class Reward(Protocol):
 
 @runtime_checkable
 class RewardOfAnswers(Reward, Protocol):
-    """A reward that can say before a run that an answer is of no use to it."""
+    """A reward that can refuse an unusable answer before a run."""
 
     def check_answer(self, answer: Mapping[str, Any]) -> None:
-        """Raise BadInput where `answer` cannot score any completion."""
+        """Raise BadInput if no completion can be scored against `answer`."""
 
 
 @runtime_checkable
@@ -89,21 +89,21 @@ def expected_text(answer: Mapping[str, Any], field: str | None, *, usual: str = 
 
 
 def check_answer(reward: Reward, answer: Mapping[str, Any]) -> None:
-    """Raise BadInput where a reward knows that `answer` cannot score any completion."""
+    """Raise BadInput if a reward knows that it cannot score any completion against `answer`."""
     if isinstance(reward, RewardOfAnswers):
         reward.check_answer(answer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExactMatch:
-    """1 where the completion is the expected text, spaces around both aside."""
+    """1 if the completion equals the expected text, ignoring spaces around both."""
 
     field: str | None = None  # None: see `expected_text`
     ignore_case: bool = False
     cheap: ClassVar[bool] = True
 
     def check_answer(self, answer: Mapping[str, Any]) -> None:
-        """See `RewardOfAnswers`."""
+        """Raise BadInput if the answer has no text to compare with."""
         expected_text(answer, self.field)
 
     def __call__(self, completion: str, answer: Mapping[str, Any], /) -> float:
@@ -115,7 +115,7 @@ class ExactMatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumericAnswer:
-    """1 where the number the completion ends with is the expected one.
+    """1 if the number that the completion ends with is the expected one.
 
     `tolerance` is relative to the expected value, and absolute below 1.
     """
@@ -126,7 +126,7 @@ class NumericAnswer:
     cheap: ClassVar[bool] = True
 
     def check_answer(self, answer: Mapping[str, Any]) -> None:
-        """See `RewardOfAnswers`."""
+        """Raise BadInput if the answer holds no number to compare with."""
         _expected_number(expected_text(answer, self.field))
 
     def __call__(self, completion: str, answer: Mapping[str, Any], /) -> float:
@@ -147,7 +147,7 @@ def _expected_number(text: str) -> Fraction:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormatMatch:
-    """1 where the regular expression is found in the completion; flags are written inside, as in (?s)."""
+    """1 if the regular expression matches in the completion; write flags inside it, as in (?s)."""
 
     pattern: str
 
@@ -162,7 +162,7 @@ class FormatMatch:
 
 
 def number_in(text: str, *, take: Take = "last") -> Fraction | None:
-    """Return the first or last number in `text`; None where no number has a value."""
+    """Return the first or last number in `text`; None if no number has a value."""
     candidates = list(_CANDIDATE.finditer(text))
     for candidate in candidates if take == "first" else reversed(candidates):
         matches = _NUMBER.finditer(text, candidate.start(), candidate.end())

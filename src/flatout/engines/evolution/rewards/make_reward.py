@@ -65,7 +65,7 @@ class BatchReward:
     function: Callable[..., Sequence[float | None]]
 
     def check_answer(self, answer: Mapping[str, Any]) -> None:
-        """Raise BadInput where the function takes a column that a row does not have."""
+        """Raise BadInput if the function takes a column that a row does not have."""
         wanted = [
             name
             for name, parameter in _parameters(self.function).items()
@@ -117,7 +117,7 @@ class WeightedRewards:
         return all(is_cheap(reward) for reward, _ in self.parts)
 
     def check_answer(self, answer: Mapping[str, Any]) -> None:
-        """See `RewardOfAnswers`."""
+        """Raise BadInput if one of the rewards cannot use the answer."""
         for reward, _ in self.parts:
             check_answer(reward, answer)
 
@@ -125,7 +125,7 @@ class WeightedRewards:
         return self.score_rows([(completion, answer)])[0]
 
     def score_rows(self, rows: list[AnsweredRow]) -> list[float | None]:
-        """Return the sums of many rows; None where no reward applies to a row."""
+        """Return the sums of many rows; None for a row to which no reward applies."""
         by_part = [
             (
                 weight,

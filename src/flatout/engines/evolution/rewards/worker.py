@@ -102,7 +102,7 @@ def serve(pipe: Connection, under_way: Any) -> None:
 
 
 def _scored_together(reward: Reward, rows: list[AnsweredRow]) -> list[float | Failure | None] | None:
-    """Score all rows in one call; None where it fails, and calls for single rows find the culprit."""
+    """Score all rows in one call; None if it fails: calls for single rows then find the culprit."""
     if not isinstance(reward, RewardOfRows):
         return None
     try:

@@ -43,7 +43,7 @@ class Arithmetic(GeneratedTask):
         return 2 * self.digits + 4
 
     def draw(self, stream: random.Random) -> Prompt:
-        """See `GeneratedTask.draw`."""
+        """Draw one problem."""
         sign = stream.choice(self.operations)
         left, right = (stream.randrange(10**self.digits) for _ in range(2))
         first, second = (left, right) if sign == "-" else sorted((left, right))

@@ -99,7 +99,7 @@ class Countdown(GeneratedTask):
         return "Expression:"
 
     def draw(self, stream: random.Random) -> Prompt:
-        """See `GeneratedTask.draw`."""
+        """Draw one problem."""
         while True:
             numbers = [stream.randint(1, self.largest) for _ in range(self.num_numbers)]
             target, solution = _joined(numbers, stream)
@@ -144,7 +144,7 @@ class Expression:
 
 
 def read_expression(text: str) -> Expression | None:
-    """Read `text` as an expression; None where it is anything else, or has no value."""
+    """Read `text` as an expression; None if it is not one, or has no value."""
     if len(text) > LONGEST:
         return None
     try:

@@ -68,7 +68,7 @@ class DigitCopy(GeneratedTask):
         return () if self.token_ids else ("\n",)
 
     def draw(self, stream: random.Random) -> Prompt:
-        """See `GeneratedTask.draw`."""
+        """Draw one problem."""
         digits = [stream.randrange(10) for _ in range(self.length)]
         written = "".join(map(str, digits))
         key = f"digit-copy {written}"

@@ -56,7 +56,7 @@ class FileTask:
         """Return what the reward needs to know of a line; BadInput for a line that cannot be used."""
 
     def prompts(self, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
-        """See `EvolutionTask.prompts`."""
+        """Return the prompts of an epoch: the same for the same arguments, in any process."""
         given = self._train if split == "train" else self._heldout
         return ordered_prompts(given, split=split, epoch=epoch, count=count, seed=seed)
 

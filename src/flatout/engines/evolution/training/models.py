@@ -88,7 +88,7 @@ def open_model(folder: Path, *, device: torch.device, dtype: DType) -> nn.Module
 
 
 def open_tokenizer(folder: Path, *, prompts: Sequence[Prompt]) -> Any:
-    """Load the tokenizer beside a model; None where every prompt is token numbers."""
+    """Load the tokenizer of a model's folder; None if every prompt is token numbers."""
     if all(prompt.token_ids is not None for prompt in prompts):
         return None
     return models.open_tokenizer(folder, extra=EXTRA)

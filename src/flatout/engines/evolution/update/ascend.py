@@ -60,7 +60,7 @@ def move(
 
 
 def address_table(masters: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor | None:
-    """Make what `ascend` takes for a stack; None where a tensor has gaps or is not aligned to 16 bytes."""
+    """Make the address table of a stack; None if a tensor has gaps or is not aligned to 16 bytes."""
     if any(not each.is_contiguous() or each.data_ptr() % 16 for each in (*masters, *weights)):
         return None
     rows = [(master.data_ptr(), weight.data_ptr()) for master, weight in zip(masters, weights, strict=True)]
@@ -68,7 +68,7 @@ def address_table(masters: Sequence[Tensor], weights: Sequence[Tensor]) -> Tenso
 
 
 def ascend(addresses: Tensor, stack: Stack, *, gains: Tensor, unit: float, lr: float, like: Tensor) -> Tensor:
-    """Move a stack; the squares of the norms of U, of the move and of the moved masters, [3].
+    """Move a stack; return the squared norms of U, of the move and of the moved masters, [3].
 
     The stack's factors are int8, `gains` [variants] are float16, at most 1, and `like` is one of the weights.
     """
