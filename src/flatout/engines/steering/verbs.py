@@ -1,7 +1,7 @@
 """What `flatout steer` does, verb by verb, as plain functions.
 
-`given` is a table of settings by their names (`settings.SearchSettings`).  What is wrong with it is said
-before anything slow is imported.
+`given` is a table of settings by their names (`settings.SearchSettings`).  Errors in it are reported before
+anything slow is imported.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BEFORE = ("activations", "vectors", "rows", "study.journal", "study.journal.lock
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Extraction:
-    """What an extraction gave, and how."""
+    """The result of an extraction, and how it was computed."""
 
     num_texts: int
     layers: tuple[int, ...]
@@ -298,7 +298,7 @@ def _draw(record: StudyRecord, path: Path) -> Path:
 
 
 def _load(model: Path | str, *, device: str, dtype: DTypeOrAuto) -> LoadedModel:
-    """Load a model on the CPU, on the roomiest GPU, or over several where it does not fit on one."""
+    """Load a model on the CPU, on the GPU with most free memory, or on several if one is too small."""
     placed = place_model(Path(model), device=device, dtype=dtype, workers=1)
     return load_model(model, gpus=placed.value.replicas[0], dtype=dtype)
 

@@ -82,7 +82,7 @@ class HalvedSearch:
         self._steerings: dict[int, Steering] = {}
 
     def recipe(self) -> dict[str, str]:
-        """Name what results depend on, beside model and tokenizer."""
+        """Name what results depend on, in addition to model and tokenizer."""
         digest = hashlib.sha256()
         for method, held in sorted(self._vectors.items()):
             digest.update(f"{method} {held.layers}".encode())

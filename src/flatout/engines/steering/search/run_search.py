@@ -147,7 +147,7 @@ def _has_vectors(settings: SearchSettings) -> bool:
 
 
 def _earlier_s(settings: SearchSettings, study: SearchStudy) -> float | None:
-    """Return how long earlier calls searched; None where one was killed before it could say."""
+    """Return how long earlier calls searched; None if one was killed before it could record that."""
     asked = study.num_asked()
     if not asked:
         return 0.0
@@ -170,7 +170,7 @@ def joining_command(settings: Path) -> list[str]:
 def _workers(
     settings: SearchSettings, placement: Placement, path: Path, study: SearchStudy, *, on_progress: OnProgress
 ) -> WorkerProcesses | RayWorkers:
-    """Plan the workers beside this one."""
+    """Plan the other workers."""
     command = joining_command(path)
     if settings.ray is None:
         return WorkerProcesses(

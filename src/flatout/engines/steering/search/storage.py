@@ -131,7 +131,7 @@ def _name_driver(url: str) -> str:
 
 
 def _is_away(error: BaseException | None) -> bool:
-    """Return whether a server could not be reached, and not: whether it refused what it was asked."""
+    """Return whether a server could not be reached, as opposed to refusing a request."""
     while error is not None:
         if type(error).__name__ in ("OperationalError", "InterfaceError"):
             return True
@@ -177,7 +177,7 @@ class JournalFile:
 
 
 def create_study(where: str | Path, *, name: str) -> optuna.Study:
-    """Open or begin a study; BadInput where its storage cannot be reached."""
+    """Open or begin a study; raise BadInput if its storage cannot be reached."""
     package: Any = import_extra("optuna", extra="steering")
     try:
         storage = open_storage(where)

@@ -100,7 +100,7 @@ class SearchStudy:
         return [brackets[bracket] for bracket in sorted(is_open)]
 
     def ask(self, space: Space, count: int) -> list[Trial]:
-        """Ask a bracket of `count` trials; the sampler takes running ones for bad, so that they differ."""
+        """Ask for a bracket of `count` trials; the sampler counts running ones as bad, so they differ."""
         bracket = 1 + max((one.user_attrs.get(BRACKET, -1) for one in self._mine()), default=-1)
         self.study.sampler = self._seeded(bracket, space)
         asked = []

@@ -5,9 +5,9 @@ Winner and unsteered model are asked the same questions that the search never sa
 the difference question by question: what makes a question hard hits both and cancels.
 
 A resampled interval of few values is too narrow: it cannot leave their range, and it takes their spread for
-the true one.  Of normal values a 95 % interval holds the true mean with the chance that Student's t with
-n - 1 degrees of freedom stays below 1.96 sqrt((n - 1) / n): 0.5 of two values, 0.86 of six, 0.90 of ten.
-Below ten there is a mean and no interval.
+the true one.  For normal values, a nominal 95 % interval of n values holds the true mean with the probability
+that Student's t with n - 1 degrees of freedom stays below 1.96 sqrt((n - 1) / n): 0.5 for two values, 0.86
+for six, 0.90 for ten.  Below ten there is a mean and no interval.
 
 A strong vector also breaks the model's language.  The perplexity of neutral text, steered over unsteered,
 says by how much: 1 is no harm.

@@ -51,10 +51,10 @@ class Scorer(Protocol):
 
     @property
     def refusal(self) -> str | None:
-        """Why the last row without a number has none; None where every row had one."""
+        """Why the last row without a number has none; None if every row had one."""
 
     def recipe(self) -> Mapping[str, str]:
-        """Name what the values depend on, beside model and question."""
+        """Name what the values depend on, in addition to model and question."""
 
     def score(self, engine: TrialEngine, rows: Sequence[TrialRow], *, on_score: OnScore) -> None:
         """Call `on_score` with each row's number as soon as it is known."""

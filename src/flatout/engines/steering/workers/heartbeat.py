@@ -56,7 +56,7 @@ class Heartbeat:
 
 
 def read_beats(study: optuna.Study) -> dict[str, object]:
-    """Read what each worker last said, by its name."""
+    """Read the last heartbeat of each worker, by its name."""
     return {key.removeprefix(KEY): beat for key, beat in study.user_attrs.items() if key.startswith(KEY)}
 
 
@@ -70,7 +70,7 @@ def wait_for_silence(
     clock: Callable[[], float] = time.monotonic,
     pause: Callable[[float], None] = time.sleep,
 ) -> str | None:
-    """Wait for the first of `workers` that is dead: known to be, ended, or silent; None if there are none."""
+    """Wait until one of `workers` is dead, ended or silent, and return it; None if there are no workers."""
     waiting = sorted(set(workers))
     if not waiting:
         return None

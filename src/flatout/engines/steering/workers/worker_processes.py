@@ -71,7 +71,7 @@ def plan_workers(placement: Placement, *, cores: int) -> list[WorkerPlan]:
 
 
 class WorkerProcesses:
-    """Workers beside the one that runs in this process; leaving the block early interrupts them."""
+    """Workers in addition to the one in this process; leaving the block early interrupts them."""
 
     def __init__(
         self, command: Sequence[str], plans: Sequence[WorkerPlan], *, on_progress: OnProgress
