@@ -3,11 +3,11 @@
     cudnn       half precision on Hopper and datacentre Blackwell, masks included, but no trained bias
     flash       half precision without a mask, from compute capability 8.0
     efficient   float32, any mask, and half precision on older GPUs
-    math        what none of them takes: a mask whose last dimension is strided (a bias by head that was
+    math        what none of them supports: a mask whose last dimension is strided (a bias by head that was
                 permuted, say), grouped heads in float32, keys of one head that all queries share without
                 being declared as a group; keeps the matrix of scores, in float32
 
-The fused kernels keep one float per row, and take accumulators in float32 for the time of their backward.
+The fused kernels keep one float per row, and allocate float32 accumulators during their backward.
 Measured on an H200 with torch 2.11 and cuDNN 9.19; the choice for other GPUs is PyTorch's documented order,
 and the conditions on masks are those of its `sdp_utils`.
 """

@@ -1,34 +1,34 @@
-"""The memory that cuDNN takes for a convolution beside its results.
+"""The memory that cuDNN takes for a convolution, in addition to its results.
 
-    copies       its kernels want channels last: inputs, results and weights in the usual order are copied,
-                 and channels are padded to what a load takes (8 in half precision, 4 in float32 and, forward,
-                 in float16), those of weights too.  An image of fewer than four channels is read as it lies
-                 where the kernel has at most three positions a side, or the stride is 1.  Patches are copied
-                 from 8 pixels on.  In float32 a result of few channels in is written as it lies (at most 64,
-                 or 256 for a kernel of one position), until it has 2^18 positions
-    products     kernels of one position are plain products where they can be: where rows are aligned to 16
-                 bytes, and most others of fewer than 512 channels.  The gradient of the weight is then a
-                 product for each sample and their sum; in half precision not where its tiles alone fill the
-                 multiprocessors, in float32 for many weights only where a sample has 200 positions
-    images out   fewer than four channels are padded like those of an input; but a transposed convolution
-                 writes them as they lie in float32
-    gradients    PyTorch brings the gradient into the order of the input first, once for all that is asked
+    copies       its kernels read channels last: inputs, results and weights with channels first are copied,
+                 and channels are padded to the width of a load (8 in half precision, 4 in float32 and, in the
+                 forward, in float16), also those of weights.  An image of fewer than four channels is read
+                 without a copy if the kernel has at most three positions a side, or the stride is 1.
+                 Patches of 8 pixels or more are copied.  In float32 the result of few input channels (at most
+                 64, or 256 for a kernel of one position) is written without a copy, up to 2^18 positions
+    products     kernels of one position become plain products if rows are aligned to 16 bytes, and mostly
+                 also otherwise, below 512 channels.  The gradient of the weight is then a product per sample
+                 and their sum; in half precision only if its tiles alone do not fill the multiprocessors, in
+                 float32 with many weights only if a sample has 200 positions
+    images out   results of fewer than four channels are padded like inputs, but a transposed convolution in
+                 float32 writes them without padding
+    gradients    PyTorch first copies the gradient into the input's layout, once for all requested gradients
     weights      the gradient of a weight is cut into tiles of 128 x 128 for each position of the kernel;
-                 where these are fewer than the multiprocessors, several share one and leave partial sums;
-                 tiles that fill the multiprocessors badly are shared out in float32
+                 if there are fewer tiles than multiprocessors, several multiprocessors share a tile and leave
+                 partial sums; in float32 they also share tiles that would leave many multiprocessors idle
     biases       a sum of the gradient, in PyTorch's own kernels; see `formulas.partial_sums`
-    transforms   in float32 weights of 3 x 3 that fill about a quarter of their tiles have their gradient
-                 from Fourier transforms of input and gradient, for 64 samples or more.  A plane of S x S is
-                 transformed at the next power of two, P, from S + 2 on, into P/2 + 1 complex columns, twice;
-                 the gradient is copied beside.  Seen with sides of 16, 20, 32 and 40, not with 24, 48 and 56
-    depthwise    in the usual order PyTorch's own kernels, which take nothing; channels last cuDNN's
+    transforms   in float32, for 64 samples or more, the gradient of 3 x 3 weights that fill about 1/4 of
+                 their tiles is computed from Fourier transforms of input and gradient.  A plane of S x S is
+                 transformed at P, the smallest power of two that is at least S + 2, into P/2 + 1 complex
+                 columns, twice; the gradient is also copied.  Seen for S of 16, 20, 32 and 40, not 24, 48, 56
+    depthwise    PyTorch's own kernels with channels first, without a workspace; cuDNN's with channels last
 
-cuDNN chooses kernels on the GPU, so this is a description of its choices and not a law: it was drawn from
-allocations of single convolutions and of ResNet, EfficientNet, ConvNeXt, Segformer and U-Net jobs on an H200
-(cuDNN 9.19), all of which were looked at; padded weights, copied patches and images out from the peaks of a
-CLIP, a mixer, a ViT and an autoencoder.  Not followed: at small batches patches in float32 may not be copied,
-depthwise ones in float16 and some in groups take kernels of their own, and wide ones may leave partial sums
-forward as well.
+cuDNN chooses kernels at run time, so this describes choices that were observed.  They come from every
+allocation of single convolutions and of ResNet, EfficientNet, ConvNeXt, Segformer and U-Net jobs on an H200
+(cuDNN 9.19); padded weights, copied patches and images out come from the peaks of a CLIP, a mixer, a ViT and
+an autoencoder.  Not modelled: at small batches patches in float32 may not be copied, depthwise convolutions
+in float16 and some grouped ones have kernels of their own, and wide ones may leave partial sums in the
+forward, too.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The fast path of nn.TransformerEncoderLayer and nn.MultiheadAttention in evaluation, as CUDA runs it.
 
 Without gradients, and unless autocast is on, PyTorch runs a whole layer as one operation.  Inside it queries,
-keys and values come from one product.  Without a mask flash or efficient attention is taken where it can be;
-otherwise queries, keys and values are copied apart, and the matrix of scores is made, and its softmax beside.
+keys and values come from one product.  Without a mask it runs flash or efficient attention if it
+can; otherwise it copies queries, keys and values apart, and keeps the matrix of scores and its softmax.
 Sums are added in place.
 
-After PyTorch's source; this path has not been measured.
+This follows PyTorch's source; the path has not been measured.
 """
 
 from __future__ import annotations

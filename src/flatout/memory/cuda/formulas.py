@@ -64,12 +64,12 @@ def sums_of_blocks(num_rows: int, width: int, num_multiprocessors: int) -> int:
 
 
 def either(count: int, below: int, bytes_below: int, bytes_from: int) -> int:
-    """Return one amount below a bound, another from there on: a kernel that is chosen by a count."""
+    """Return one amount below a bound and another from it on, for a kernel that is chosen by a count."""
     return bytes_below if count < below else bytes_from
 
 
 def shared_tiles(num_positions: int, of_a_share: int, most_shares: int, tile_bytes: int, beside: int) -> int:
-    """Return the bytes of a sum over positions that multiprocessors share, as many as have enough to add."""
+    """Return the bytes of a sum over positions, shared by as many multiprocessors as have enough to add."""
     shares = min(most_shares, num_positions // of_a_share)
     return (shares * tile_bytes if shares > 1 else 0) + beside
 

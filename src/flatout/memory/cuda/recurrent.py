@@ -3,17 +3,17 @@
 The reserve holds the gates of every step (LSTM five, GRU six, plain one value per hidden unit) and the
 outputs between layers.  A workspace lives during each call: the weights without their biases, 8 MiB for each
 layer and direction, and values for each step and for each row's state, as the tables below have them.  Under
-autocast, of whatever dtype, weights are cast into one flat buffer of float16, inputs and states to float16
-as well, so that the result is float16 too.  With the first call that drops values out, the generator's state
-is taken for good.
+autocast, of whatever dtype, weights are cast into one flat buffer of float16, inputs and states to float16 as
+well, so that the result is float16 too.  The first call with dropout allocates the generator's state, which
+stays.
 
 In half precision PyTorch asks for kernels that keep one layer's weights on the chip (`_is_persistent` has its
-conditions), which take more than twice as much.
+conditions); they take more than twice the memory.
 
 The tables were read off 168 single calls on an H200 (cuDNN 9.19) with rows first and 162 with steps first, in
-all precisions.  They give LSTM and GRU to a thousandth, packed or not, but stacks of GRU to 3 %, and not
-stacks of 16 or 32 rows and 512 steps, which take a quarter less.  Plain RNN are within 3 %, those of at most
-256 units with kernels of their own; they take less in evaluation.
+all precisions.  They predict LSTM and GRU to a thousandth, packed or not, and stacks of GRU to 3 %, except
+stacks with 16 or 32 rows and 512 steps, which take a quarter less.  Plain RNN are within 3 %; those of at
+most 256 units have kernels of their own, which take less in evaluation.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def begin(*, num_multiprocessors: int) -> None:
 
 
 def leans_on() -> tuple[Lean, ...]:
-    """Return what the calls of this process took from a table or an assumption."""
+    """Return which tables and assumptions the calls of this process used."""
     return tuple(_called)
 
 

@@ -1,15 +1,15 @@
 """Make operations on the CPU choose as CUDA would, so that a trace on the CPU shows CUDA's memory.
 
-What differs, and is put right here for the whole process:
+The differences, which this module removes for the whole process:
 
-    autocast    CUDA casts other operations than the CPU, and to other dtypes, each parameter once until
-                autocast ends; who asks whether it is on (nn.TransformerEncoderLayer does, and then leaves
-                its fast path) asks about CUDA
+    autocast    CUDA casts other operations than the CPU, to other dtypes, and each parameter once until
+                autocast ends; code that asks whether autocast is on (nn.TransformerEncoderLayer does, and
+                then leaves its fast path) is told about CUDA's
     softmax     CUDA reads half precision and writes float in one kernel; the CPU makes a float copy first
     dropout     CUDA keeps a mask of one byte per element; the CPU multiplies by a mask of floats
     attention   see `attention`, and `encoder_layer` for whole layers in evaluation
     recurrent   see `recurrent`
-    groups      products of groups of rows take any floating point, not bfloat16 alone
+    groups      grouped products accept every floating-point dtype, not only bfloat16
     optimizers  foreach implementations by default, also on tensors without data
     scaler      the check for infinities has no answer without data; steps are never skipped
 

@@ -1,19 +1,19 @@
-"""Memory that a kernel takes for the time of one operation, beside its results.
+"""Memory that a kernel takes during one operation, in addition to its results.
 
     reductions     partial sums, when few outputs are summed over many rows (the gradient of a bias)
     embeddings     the gradient of a table is summed in pieces after sorting the indices
-    indices        what is added at places of a tensor (the gradient of `x[rows, columns]`) is sorted by them
-    softmax        its backward multiplies gradient and result first; rows that are masked wholly are sought;
-                   what does not lie in rows is copied
-    transforms     from complex to real numbers overwrite what they read, so they read a copy
-    losses         squared and smooth ones are taken for each element before they are averaged, and the
-                   average stands in a block of that size
-    affine grids   are a product of the places themselves, all of them written out
-    rolls          go along one dimension at a time, each into a tensor of its own
-    CTC            its backward walks the targets from their end, and keeps as much as the forward did
-    layer norms    read rows in one piece: what lies otherwise is copied first.  Weights of many narrow rows
-                   have their gradients summed by blocks of rows first
-    batch norms    a gradient that lies otherwise than the input, see `norms`
+    indices        values added at indices of a tensor (gradients of `x[rows, columns]`) are sorted by index
+    softmax        the backward first multiplies gradient and result; the forward looks for rows that are
+                   masked entirely; operands whose rows are not contiguous are copied
+    transforms     a transform from complex to real numbers overwrites its input, so it gets a copy
+    losses         squared and smooth losses are computed per element before they are averaged, and the
+                   average keeps a block of that size
+    affine grids   a product with the coordinates of all positions, which are written out
+    rolls          one dimension at a time, each into its own tensor
+    CTC            the backward walks the targets from their end, and keeps as much as the forward
+    layer norms    rows must be contiguous: other layouts are copied first.  The gradients of weights of many
+                   narrow rows are first summed by blocks of rows
+    batch norms    a copy of a gradient whose layout differs from the input's, see `norms`
     convolutions   see `convolutions`
     attention      accumulators, see `attention`
 

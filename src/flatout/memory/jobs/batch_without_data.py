@@ -5,8 +5,7 @@ host for nothing, so an operation of the batch maker whose result is larger than
 fake tensor instead, and so does everything that is computed from one.  The size is known before the operation
 runs: it is at most the product of the numbers in its arguments, and where that is large, shapes alone tell.
 
-A batch maker that reads values of such a tensor (`numpy()`, `item()`) cannot have them; it is then run as it
-is, with data.
+A batch maker that reads values of such a tensor (`numpy()`, `item()`) is run again, with data.
 """
 
 from __future__ import annotations

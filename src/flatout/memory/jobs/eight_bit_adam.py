@@ -4,7 +4,7 @@ A parameter of at least 4096 values has two states of one byte a value, each wit
 256 values; a smaller one has both states in float32.  The two tables that translate bytes into values, of 256
 float32 each, are shared by all parameters.  A paged optimizer keeps states of 100,000 values and more in
 managed memory, which PyTorch's allocator does not see and the driver moves out when room is short.  The
-update is one kernel for each parameter, in place, and takes nothing beside.
+update is one kernel for each parameter, in place, without a workspace.
 
 bitsandbytes' kernels need data, so a trace steps this optimizer in place of its own.
 """

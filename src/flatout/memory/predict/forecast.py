@@ -1,15 +1,15 @@
 """The memory of a job on a device, in the user's terms: how much, and how large a batch.
 
 A `Forecaster` replays a step from small traces (`steps`) and simulates PyTorch's allocator on it.  An answer
-that matters is traced afresh at its own sizes: where the step allocates otherwise there than at small sizes,
-the fresh trace is what counts.  Where lengths vary, the longest batch decides: give a histogram of them as
-`lengths`, length -> how often.
+that matters is traced again at its own sizes: if the step allocates differently there than at small sizes,
+that trace counts.  If lengths vary, the longest batch decides: give a histogram of them as `lengths`, length
+-> how often.
 
-A plan asks about whole processes: the allocator's bytes and the CUDA context.  One peak is one trace at its
-very sizes.  A largest batch is three small traces, a search in what follows from them, and one trace that
-verifies each answer; after that, every other batch of the same job follows for nothing.  With `profile` the
-job is also run for real at two small batches, for each recipe that is asked for: what the traces missed there
-corrects the answers.  The seconds of a micro-batch are measured at its own batch size.
+A plan asks about whole processes: the allocator's bytes and the CUDA context.  A peak costs one trace at its
+own sizes.  A largest batch costs three small traces, a search in what follows from them, and one trace that
+verifies each answer; after that, every other batch of the same job needs no trace.  With `profile` each
+recipe is also run for real at two small batches, and what the traces missed there corrects the answers.  The
+seconds of a micro-batch are measured at its own batch size.
 """
 
 from __future__ import annotations
@@ -353,7 +353,7 @@ class Forecaster(TracedSteps):
         return BatchBounds(safe=found.safe or None, tight=found.tight or None)
 
     def _beside_bytes(self, sizes: Sizes, recipe: Recipe) -> int:
-        """Return what a process takes beside the trace: the context, and a real run's excess."""
+        """Return what a process takes in addition to the trace: the context, and a real run's excess."""
         context = self._context_bytes(recipe, sizes)
         if not self._profile:
             return context

@@ -1,14 +1,13 @@
 """What a step takes on each of several GPUs, by arithmetic on the trace of one.
 
-DDP.  Every rank holds everything; the reducer holds flat buckets of all gradients beside them:
+DDP.  Every rank holds everything, and the reducer also holds flat buckets of all gradients:
 
     buckets = the gradients' bytes, from construction on, in one bucket for the first step and cut into
               buckets of 1 MiB and then 25 MiB, in the order in which gradients come, for the next
     at construction parameters and buffers are broadcast through flat copies of 250 MiB, two at a time
 
-A bucket is closed by the gradient with which it reaches its size.  Gradients of one dtype are assumed, and
-that every trainable parameter gets one; they come in the reverse order of the parameters, where none is
-frozen.
+The gradient that brings a bucket to its size closes it.  This assumes that all gradients have one dtype and
+that every trainable parameter gets one; they come in the reverse order of the parameters if none is frozen.
 
 FSDP2, `fully_shard` on each block (see `fsdp_units`) and on the model, with its defaults:
 
@@ -20,9 +19,9 @@ FSDP2, `fully_shard` on each block (see `fsdp_units`) and on the model, with its
                                   next block's) and the flat output, of which its gradients are views
     root                          gathered from the start of the forward to the end of the backward
 
-Where a block's forward is, the names of modules say; its backward ends when the last of its gradients is
-born, found by their sizes.  Not in it: the communication library's own buffers; streams (what is freed on one
-is not reused on another, so more is reserved than a simulation with one stream says); mixed-precision
+The names of modules show where the forward of a block is; its backward ends when the last of its gradients is
+born, found by their sizes.  Not modelled: the communication library's own buffers; streams (memory freed on
+one is not reused on another, so more is reserved than this simulation of one stream says); mixed-precision
 policies; blocks that are called more than once in a step, which count as gathered once in backward; and
 accumulation, whose trace is refused.
 """

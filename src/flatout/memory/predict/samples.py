@@ -1,8 +1,8 @@
 """Choose the sizes to trace so that a replay can answer for all others.
 
 Three values of each knob fix a quadratic.  They are small, because integer tensors are computed for real, but
-not so small that a case of its own is met (a batch of 1), and of a size that kernels round up to a period
-they are such that rounding does not show: values with the same rest, or values of one block.
+not so small that they are special cases (a batch of 1).  For a size that kernels round up to a period, they
+are chosen so that rounding does not show: values with the same remainder, or values of one block.
 """
 
 from __future__ import annotations

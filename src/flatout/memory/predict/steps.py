@@ -45,7 +45,7 @@ class TraceStore(Protocol):
 
 
 class StepOptions(TypedDict, total=False):
-    """What `TracedSteps` takes beside the job."""
+    """Options of `TracedSteps`."""
 
     device: Device | str | None
     ranks: int

@@ -4,7 +4,7 @@ cloudpickle sends what plain pickle refuses: lambdas, closures, and by value wha
 bytes go through a socket between two processes of one program and lie in no file; no pickle from elsewhere
 is ever loaded.
 
-A trace asks how large weights are and not what they hold, so large floating-point tensors travel without
+A trace needs the sizes of weights and not their values, so large floating-point tensors travel without
 their data and arrive as zeros, which take no memory as long as nobody writes them.  Integers and small
 tensors keep their values: those may decide what a step does.  Every tensor arrives on the CPU, from where a
 trace or a probe places it.

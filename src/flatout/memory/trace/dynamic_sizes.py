@@ -1,9 +1,9 @@
 """Operations whose result has as many rows as the data says: `nonzero`, boolean indexing, `unique`.
 
-Integers and booleans carry their real values through a trace, so most of these have a true answer.  Where a
-mask comes from floating point, as many elements are taken as true as the job declares, and without a word of
-it every one, and of values to be told apart every one as different: the largest result there can be.  The
-longest target decides what a CTC loss keeps.
+Integers and booleans carry their real values through a trace, so most of these have a true answer.  If a mask
+comes from floating point, the job may declare what share of it is true; by default all of it is, and all
+values are assumed distinct, which gives the largest possible result.  The longest target decides what a CTC
+loss keeps.
 """
 
 from __future__ import annotations

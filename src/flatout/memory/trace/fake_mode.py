@@ -32,7 +32,7 @@ class QuickFakeMode(FakeTensorMode):
         return self
 
     def create_symbolic_nested_int(self, *, nt_tensor_id: int | None = None) -> NoReturn:
-        """Refuse a jagged tensor: each has a size that is unlike any number."""
+        """Refuse a jagged tensor: its size is a symbol, which no number equals."""
         refuse_nested()
 
     def _prep_args_for_hash(self, result: list[object], args: Any, *rest: Any) -> None:

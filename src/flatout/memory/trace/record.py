@@ -59,7 +59,7 @@ class Storage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guess:
-    """A value or size that depends on data the trace does not have, and the answer it was given."""
+    """A value or size that depends on data the trace does not have, and the answer that was assumed."""
 
     op: str
     module: str | None
