@@ -34,7 +34,7 @@ BUSY = 0.8  # of the step: a GPU this busy bounds it
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmProof:
-    """What the arms say about a cause: a ceiling, that it costs nothing, or why neither is known."""
+    """What the arms show about a cause: a ceiling, that it costs nothing, or why neither is known."""
 
     ceiling: Ceiling | None = None
     refuted: bool = False
@@ -48,7 +48,7 @@ def prove(
     place: Place | None = None,
     observed_share: float | None = None,
 ) -> ArmProof:
-    """Let the first of `kinds` that ran at `place` decide; it frees at most `observed_share` of the step.
+    """Decide by the first of `kinds` that ran at `place`; it can free at most `observed_share` of the step.
 
     An arm refutes nothing if its interval leaves a gain open and a later arm proves it, or if its steps took
     much longer although they did less.  One that does what the fix does leaves none open that is small.

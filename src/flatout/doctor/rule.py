@@ -101,7 +101,7 @@ def families(rules: Iterable[Rule]) -> dict[str, list[Rule]]:
 
 
 class Said(TypedDict):
-    """What a rule says of a finding beside its place and message, as `Title.finding` takes it."""
+    """What a rule adds to the place and message of a finding, as keywords of `Title.finding`."""
 
     figures: Iterable[str]
     share: NotRequired[float | None]
@@ -110,7 +110,7 @@ class Said(TypedDict):
 
 
 class Title(NamedTuple):
-    """What the findings of a rule share, read from its docstring, and its arms; makes them."""
+    """What all findings of a rule share, read from its docstring, with its arms; it makes the findings."""
 
     code: str
     name: str

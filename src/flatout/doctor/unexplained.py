@@ -2,7 +2,8 @@
 
 A report without findings says where the time is.  First comes what an arm measured (the loader, a treatment),
 then what was only seen: idle time of the GPU, time between the phases or outside the steps, and a step of
-many small calls.  Less than a tenth of the step needs no explanation, and neither does the usual loss.
+many small calls.  Less than a tenth of the step needs no explanation; neither does a loss function of
+ordinary cost.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class ChildDied(FlatoutError):
 
 
 class ForkUnusable(FlatoutError):
-    """The parent has used CUDA, or autograd beside a GPU, so that a forked child cannot."""
+    """The parent has used CUDA, or autograd on a machine with a GPU, so a forked child cannot."""
 
 
 class StructureChanges(FlatoutError):
@@ -117,7 +117,7 @@ def near_hint(name: str, known: Iterable[str], listed: Iterable[str] = ()) -> st
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error of somebody else's says first; PyTorch lists every backend in one line."""
+    """Return the first line of another library's error, cut: PyTorch lists every backend in one line."""
     line = (str(error).strip().splitlines() or [""])[0]
     return line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]}…"
 

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM, delivered at moments when the work is consistent.
 
 An update touches every weight; ended in its middle it would leave a model that is neither the one before nor
-the one after.  There are two ways to wait for such a moment:
+the one after.  There are two ways to wait for a consistent moment:
 
     with Interrupts() as interrupts:                    # raised at once, except in held blocks
         with interrupts.held():

@@ -6,7 +6,7 @@ clock, phases             time per phase of a step, on the host's clock and on t
 arms/                     ways to run a step differently; each proves one cause
 loading/                  the data path: waits, workers, collates, ragged samples
 lines/                    which lines of the user's code create, read, copy, keep and call
-process/                  beside the steps: compilation, garbage collection, threads, training health
+process/                  apart from the steps: compilation, garbage collection, threads, training health
 device/                   kernels and operators, recorded by torch's profiler
 batches                   a batch as a structure: walk it, serve it again, cut it in half
 statistics                speed-ups with their uncertainty, from interleaved blocks

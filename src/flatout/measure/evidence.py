@@ -411,7 +411,7 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfAnArm:
-    """Which arm it was."""
+    """The arm that a record belongs to."""
 
     kind: str  # what is done to the steps: "cached", "half", "knock-out", ...
     label: str  # the name of its steps
@@ -532,7 +532,7 @@ class RateSchedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """What training itself showed."""
+    """What training itself showed: losses, parameters, schedules."""
 
     losses: Losses
     untrained: tuple[Untrained, ...] = ()

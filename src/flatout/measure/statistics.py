@@ -161,7 +161,7 @@ def _beside(block: int, plain_blocks: dict[int, list[float]]) -> list[float]:
 
 
 def _resampled_sums(blocks: list[Doubles], rounds: Longs, random: Generator) -> Doubles:
-    """Return, for each row of `rounds`, the sum of block means, every block drawn anew with replacement."""
+    """Return, for each row of `rounds`, the sum of block means, every block resampled with replacement."""
     import numpy as np
 
     means = np.empty(rounds.shape)

@@ -227,7 +227,7 @@ def _words_of(error: BaseException) -> str:
 
 
 def steady_s() -> float:
-    """Read a clock that is not set; where there is one, one that goes on while the machine sleeps."""
+    """Read a monotonic clock, if possible one that also counts while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if COUNTS_SLEEP else time.monotonic()
 
 

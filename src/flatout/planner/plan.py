@@ -108,7 +108,7 @@ class ConfigFit(ConfigAnswer):
 
     @property
     def batch_sizes(self) -> list[int]:
-        """Of the chosen suggestions."""
+        """The batch sizes of the chosen suggestions."""
         return [group.suggestion(self.choose).batch_size for group in self.fit.groups]
 
     @property

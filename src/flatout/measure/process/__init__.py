@@ -1,4 +1,4 @@
-"""What the job's process does beside its steps.
+"""What the job's process does apart from its steps.
 
 watch         all of these together, for the observer
 compilation   what torch.compile does, from dynamo's own records

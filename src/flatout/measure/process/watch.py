@@ -1,4 +1,4 @@
-"""One watch over what the process does beside its steps."""
+"""One watch over what the process does apart from its steps."""
 
 from __future__ import annotations
 

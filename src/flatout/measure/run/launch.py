@@ -213,7 +213,7 @@ def _run_child(options: dict[str, Any], to_stderr: bool, on_progress: OnProgress
 
 @dataclass(slots=True)
 class _Told:
-    """What the observed process reported beside its progress."""
+    """What the observed process reported in addition to its progress."""
 
     errors: list[str] = field(default_factory=list)
     failed_arm: tuple[str, str, int] | None = None

@@ -83,7 +83,7 @@ class JobListener:
         """Hear that the steps of an arm hang, although it runs them unchanged by now."""
 
     def overdue(self) -> None:
-        """Hear that the time is up, and a step goes on."""
+        """Hear that the time is up while a step still runs."""
 
     def due(self, seconds: float) -> None:
         """Hear that the job will be overdue in `seconds`, unless something else is said."""
@@ -253,7 +253,7 @@ class Observer:
     # -- steps
 
     def _note_end(self, ends: list[StepEnd]) -> bool:
-        """Note the end of a step of an unwatched block; return whether its block goes on."""
+        """Note the end of a step of an unwatched block; return whether its block continues."""
         loaders, clock = self.loaders, self.clock
         counts = loaders.num_batches, self.num_forwards, self.num_backwards
         begun = loaders.epoch_began, loaders.training_epoch_began
@@ -466,7 +466,7 @@ class Observer:
 
     @property
     def is_overdue(self) -> bool:
-        """Return whether the time is up, and has been for a while, in a step that goes on."""
+        """Return whether the time has been up for a while and a step still runs."""
         return not self.finished and not self.removed and time.monotonic() > self.due_s
 
     def _look_at_time(self) -> None:
@@ -596,7 +596,7 @@ class Observer:
         return [row for row in self.rows if row.block == self.sequence.number and row.arm == self.arm]
 
     def _usual_steps(self) -> list[int]:
-        """Return the numbers of this block's steps that hold nothing beside a usual step."""
+        """Return the numbers of this block's steps that hold only what a usual step holds."""
         rows = self._rows_of_block()
         most_call = usual_forwards([row for row in self.rows if row.arm in ("warmup", REAL)])
         usual = typical_steps([row.host_s for row in rows])

@@ -1,7 +1,7 @@
 """Where the samples of a node come from: its log in a folder that all see, or the page that it serves.
 
-A page answers `samples?after=TIME` with a line about the node and the samples after that time.  Whoever asks
-again after a break, or anew after a restart, is given what it missed: the node has kept it.
+A page answers `samples?after=TIME` with a line about the node and the samples after that time.  A client that
+asks again, after a break or a restart, gets what it missed, because the node keeps it.
 """
 
 from __future__ import annotations

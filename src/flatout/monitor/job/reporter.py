@@ -1,7 +1,7 @@
 """The job's side of the channel: counts steps, times waits, and writes the totals now and then.
 
 A step costs a few microseconds: two readings of the clock and, at most a hundred times a second, one small
-write.  It never waits for the GPU, and whatever goes wrong here stays here: a value that is no number is
+write.  It never waits for the GPU, and its own failures never reach the job: a value that is not a number is
 unknown, and a channel that cannot be written is closed.
 """
 

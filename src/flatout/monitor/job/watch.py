@@ -130,7 +130,7 @@ class WatchedRun:
             end_run(self.folder, time_s=time.time(), end=how, exit_code=exit_code)
 
     def resume(self) -> None:
-        """Go on with a run that was suspended."""
+        """Continue a run that was suspended."""
         if self.is_closed or not self.is_suspended:
             return
         with contextlib.suppress(OSError, BadInput):  # the job goes on, whatever became of the folder

@@ -1,7 +1,7 @@
 """A run as one HTML page.
 
-It shows what was live once: what bounded the run and when, where its steps went, memory of the device and
-of the allocator, power, energy, loss and speed.
+It shows what the live view showed: what bounded the run and when, where its steps went, memory of the device
+and of the allocator, power, energy, loss and speed.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def follow_live(sampler: Sampler, *, on_screen: bool, write: Writer) -> int:
 
 
 def follow_replay(source: SampleSource, *, on_screen: bool, title: str, write: Writer) -> int:
-    """Show a run again; return the exit code."""
+    """Replay a run; return the exit code."""
     with Keyboard(standard_input() if on_screen else None) as keyboard:
         if on_screen:
             return show(source, keyboard, title=title)
@@ -80,7 +80,7 @@ def follow_replay(source: SampleSource, *, on_screen: bool, title: str, write: W
 
 
 def show(source: SampleSource, keyboard: Keyboard, *, console: Console | None = None, title: str = "") -> int:
-    """Show `source` until the viewer quits; return the exit code.  `keyboard` is open."""
+    """Show `source` until the viewer quits; return the exit code.  `keyboard` must be open."""
     console = console or Console()
     view = View()
     live = Live(console=console, screen=True, auto_refresh=False, vertical_overflow="crop")

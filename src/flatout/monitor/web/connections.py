@@ -1,8 +1,8 @@
 """Close connections that do nothing, so that a browser always finds a free one.
 
-A connection is idle without a whole request head, and stuck if nobody reads its answer.
-Both have a time limit, and while places are short the longest idle go at once.  uvicorn limits only the time
-after an answer.
+A connection is idle without a whole request head, and stuck if nobody reads its answer. Both have a time
+limit; when connections run short, those idle longest are closed at once.  uvicorn limits only the time after
+an answer.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ class PageServer:
 
 
 def serve(*, on_ready: Callable[[str], None] | None = None, **options: Any) -> None:
-    """Serve the page until Ctrl-C, which is raised; `on_ready` is given its address.
+    """Serve the page until KeyboardInterrupt; call `on_ready` with its address.
 
     `options` are those of a `PageServer`; a sampler has been started.  Beyond loopback the address holds a
     token in any case.

@@ -60,7 +60,7 @@ def _check_tile(seats: Sequence[Seat]) -> None:
 
 
 class Schedule:
-    """One call of `Generator.generate`: `refill`, `run` and `collect` in turn until nothing is seated."""
+    """One call of `Generator.generate`: `refill`, `run` and `collect` in turn until no request is left."""
 
     def __init__(
         self,

@@ -53,7 +53,7 @@ PRECISIONS: dict[str, PrecisionName] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting(Generic[Kind]):
-    """A value, where it came from in words, and the place to write another (None: nowhere)."""
+    """A value, its source in words, and the place to write another (None if there is none)."""
 
     value: Kind
     source: str

@@ -1,8 +1,8 @@
 """What fits on a device: one judge for `show`, for `fit` and for the remedies.
 
-The budget is a margin of what is free, not of what the device has.  A GPU that is there has other tenants,
-and the driver knows what they hold.  One that is not there is taken to be empty; its total is the driver's
-figure where the datasheet has it on record.
+The budget is a margin of what is free, not of what the device has.  A GPU in this machine may have other
+users, and the driver reports what they hold.  A GPU that is not in this machine is assumed to be empty; its
+total is the driver's figure if the datasheet records it.
 
 A step *fits* when it trains within the margin: if the memory ended there, PyTorch's allocator would at most
 hand cached blocks back and ask again.  No allocator is capped at a margin, so a job that fits may hold more
@@ -265,7 +265,7 @@ def describe_room(budget: Budget) -> str:
 def leaning_notes(
     stages: Sequence[StageSettings], forecast: Forecast | None, budget: Budget | None
 ) -> tuple[str, ...]:
-    """Return what the estimates of all stages lean on."""
+    """Return what the estimates of all stages rest on."""
     if forecast is None or budget is None:
         return ()
     of_stages = (note for stage in stages for note in forecast.of_stage(stage.name).notes)
