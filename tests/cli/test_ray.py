@@ -82,7 +82,7 @@ journal = Journal(Path("journal.jsonl"), job={})
 with RayCluster("auto") as cluster:
     with ClusterTrials(cluster, ["train.py"], module=False, plan=plan, journal=journal) as trials:
         trials.expect("ahead", [pair_of(first, second), ((tuple(second), {}),)])
-        found = [*trials.run_pair(first, second), trials.run(second)]
+        found = [*trials.run_pairs([pair_of(first, second)])[0], trials.run(second)]
 print(json.dumps([[run.ended, run.losses, len(run.blocks_s)] for run in found]))
 """
 

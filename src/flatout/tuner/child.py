@@ -45,6 +45,7 @@ class TrialOptions:
     arms: tuple[Dose, ...] = ()  # switched in blocks of this run, instead of `blocks`
     seconds: float = 0.0  # for those blocks, at most
     most_block_steps: int = 0  # a short block may grow so far, if only times count
+    turn: tuple[int, int] | None = None  # files to write to and to read from after the first step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -243,7 +243,7 @@ class Numbers:
         refers = lossy != self._lossy
         runs = self._references(lossy) if refers else []
         runs.append((doses, self.changes_for(doses)))
-        if treatment.safety == "exact":
+        if treatment.safety == "exact" and (refers or self.reproducible or self.begins_alike):
             return runs
         names = [name for name in FIRST_STEPS if refers or name == "treated" or name not in self._first]
         if self.trials.at_once < ROOM_FOR_64_BITS and EXACT in names:

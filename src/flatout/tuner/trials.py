@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from flatout.tuner.results.machine import Machine, machine_of
 from flatout.tuner.treatment import Dose, all_treatments
 from flatout.tuner.trial.journal import Journal
 from flatout.tuner.trial.meter import TrialResult
+from flatout.tuner.trial.turns import TrialTurn, Turns
 
 HANGS = 4.0  # a trial that takes this many times as long as the first one hangs
 MOST_ERROR = 300
@@ -149,43 +150,101 @@ class Trials:
 
     def run(self, doses: Sequence[Dose], **changes: Any) -> TrialResult:
         """Run the script once; `changes` are fields of TrialOptions, and `timed` for a run of a pair."""
-        changes = {**self.always, **changes}
-        if self.journal is None or "first_step" in changes:  # which leaves a file, gone with the folder
-            return self._run(doses, **changes)
-        key = json.dumps(encode([list(doses), asked_of(changes), self.plan]), sort_keys=True)
-        with self._one_writes:
-            if known := self.journal.find(key):
-                return known[0]
-        found = self._run(doses, **changes)
-        with self._one_writes:
-            self.journal.add(key, found)
+        return self._run_once((doses, changes))
+
+    def run_pairs(self, pairs: Sequence[Unit]) -> list[tuple[TrialResult, TrialResult]]:
+        """Run pairs that are compared by time, one run after the other on one machine.
+
+        Where there is room for several, they start beside each other and take their steps in turn.
+        """
+        runs: list[TrialRun] = [run for pair in pairs for run in pair]
+        found: list[TrialResult] = []
+        at_once = self.at_once if self.ranks == 1 else 1
+        for begins in range(0, len(runs), at_once):
+            found += self._run_in_turn(runs[begins : begins + at_once])
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    def _run_in_turn(self, runs: Sequence[TrialRun]) -> list[TrialResult]:
+        if len(runs) == 1:
+            return [self._run_once(run) for run in runs]
+        known = [self._find(run) for run in runs]
+        left = [run for run, found in zip(runs, known, strict=True) if found is None]
+        turns = Turns(len(left)).all()
+        try:
+            ran = iter(
+                self._run_beside(
+                    [functools.partial(self._run_once, *each) for each in zip(left, turns, strict=True)]
+                )
+            )
+        finally:
+            for turn in turns:
+                turn.end()
+        found = [next(ran) if each is None else each for each in known]
+        return self._without_neighbours(runs, found)
+
+    def _run_once(self, run: TrialRun, turn: TrialTurn | None = None) -> TrialResult:
+        """Run a trial that may be known already; one with a turn is not."""
+        doses, changes = run
+        if turn is None and (known := self._find(run)) is not None:
+            return known
+        try:
+            found = self._run(doses, **{**self.always, **changes}, turn=turn)
+        finally:
+            if turn is not None:
+                turn.end()
+        if self.journal is not None and (key := self._recorded_as(run)) is not None:
+            with self._one_writes:
+                self.journal.add(key, found)
         return found
 
-    def run_pair(
-        self, first: Sequence[Dose], second: Sequence[Dose], **changes: Any
-    ) -> tuple[TrialResult, TrialResult]:
-        """Run the script twice, one after the other on one machine; `changes` are for the second run."""
-        (_, of_first), (_, of_second) = pair_of(first, second, **changes)
-        return self.run(first, **of_first), self.run(second, **of_second)
+    def _find(self, run: TrialRun) -> TrialResult | None:
+        """Return a recorded result of such a trial, once."""
+        if self.journal is None or (key := self._recorded_as(run)) is None:
+            return None
+        with self._one_writes:
+            known = self.journal.find(key)
+        return None if known is None else known[0]
+
+    def _recorded_as(self, run: TrialRun) -> str | None:
+        doses, changes = run
+        if "first_step" in changes:  # it leaves a file, gone with the folder
+            return None
+        asked = asked_of({**self.always, **changes})
+        return json.dumps(encode([list(doses), asked, self.plan]), sort_keys=True)
 
     def run_all(self, runs: Sequence[TrialRun]) -> list[TrialResult]:
         """Run trials whose numbers are compared but not their times, `at_once` of them beside each other."""
         if self.at_once == 1 or len(runs) == 1:
-            return [self.run(doses, **changes) for doses, changes in runs]
+            return [self._run_once(run) for run in runs]
         takes_two = any(changes.get("double") for _, changes in runs)  # in memory
-        pool = ThreadPoolExecutor(max(1, self.at_once - takes_two))
-        asked = [pool.submit(self.run, doses, **changes) for doses, changes in runs]
+        found = self._run_beside(
+            [functools.partial(self._run_once, run) for run in runs],
+            num_at_once=max(1, self.at_once - takes_two),
+        )
+        return self._without_neighbours(runs, found)
+
+    def _run_beside(
+        self, calls: Sequence[Callable[[], TrialResult]], *, num_at_once: int | None = None
+    ) -> list[TrialResult]:
+        """Run trials in threads, which end with their processes if this one is interrupted."""
+        pool = ThreadPoolExecutor(num_at_once or max(1, len(calls)))
+        asked = [pool.submit(call) for call in calls]
         try:
-            found = [each.result() for each in asked]
+            return [each.result() for each in asked]
         finally:  # after an interrupt, start nothing more and end what runs
             pool.shutdown(wait=False, cancel_futures=True)
             while not all(each.done() for each in asked):
                 for process in list(self._started):
                     _end_group(process)
                 wait(asked, timeout=ENDS_S)
-        return [  # trials that ran out of memory beside the others run again, alone
-            self.run(doses, **changes) if NO_MEMORY in (result.error or "") else result
-            for (doses, changes), result in zip(runs, found, strict=True)
+
+    def _without_neighbours(
+        self, runs: Sequence[TrialRun], found: Sequence[TrialResult]
+    ) -> list[TrialResult]:
+        """Run those again, alone, that ran out of memory beside others."""
+        return [
+            self._run_once(run) if NO_MEMORY in (result.error or "") else result
+            for run, result in zip(runs, found, strict=True)
         ]
 
     @property
@@ -203,7 +262,9 @@ class Trials:
         """Return the machine that the trials run on."""
         return machine_of(evidence)
 
-    def _run(self, doses: Sequence[Dose], *, timed: bool = False, **changes: Any) -> TrialResult:
+    def _run(
+        self, doses: Sequence[Dose], *, timed: bool = False, turn: TrialTurn | None = None, **changes: Any
+    ) -> TrialResult:
         with self._one_writes:
             self.num_run += 1
             own = self.folder / str(self.num_run)
@@ -220,6 +281,7 @@ class Trials:
             block_steps=plan.block_steps,
             checked=(1, 2, plan.warmup) if may_grow else (1, 2, plan.warmup, plan.num_steps),
             most_block_steps=plan.most_block_steps if may_grow else 0,
+            turn=turn.of_child if turn is not None else None,
         )
         installed, texts = _split(doses, own)
         child = ChildOptions(
@@ -231,9 +293,11 @@ class Trials:
             parent=os.getpid(),
         )
         limit_s = plan.limit_s + HANGS * float(changes.get("seconds", 0.0))
-        return self._run_child(child, own, limit_s=max(0.0, min(limit_s, self.ends_s - time.monotonic())))
+        return self._run_child(child, own, limit_s=limit_s, turn=turn)
 
-    def _run_child(self, child: ChildOptions, own: Path, *, limit_s: float) -> TrialResult:
+    def _run_child(
+        self, child: ChildOptions, own: Path, *, limit_s: float, turn: TrialTurn | None = None
+    ) -> TrialResult:
         adopt_orphans()
         started: list[subprocess.Popen[bytes]] = []
         with open(own / "output", "wb") as output:
@@ -241,13 +305,15 @@ class Trials:
                 for variables in launches(self.ranks):
                     options = _of_rank(child, len(started), own)
                     command = start_command(self.child, json.dumps(encode(options)))
-                    started.append(_start(command, output, variables))
+                    started.append(_start(command, output, variables, turn.of_child if turn else ()))
                     self._started.add(started[-1])
                 process = started[0]  # it speaks for all
-                process.wait(timeout=limit_s)
+                if turn is not None:
+                    turn.begin(process, limit_s=self._limit_s(limit_s))
+                process.wait(timeout=self._limit_s(limit_s))
                 error = None
-            except subprocess.TimeoutExpired:
-                error = f"did not end within {limit_s:.0f} s"
+            except subprocess.TimeoutExpired as late:
+                error = f"did not end within {late.timeout:.0f} s"
             finally:
                 for each in started:
                     _end_group(each)
@@ -258,6 +324,10 @@ class Trials:
             return decode(TrialResult, json.loads(result.read_text()))
         ended = f"ended with code {process.returncode}: {_last_line(own / 'output')}"
         return TrialResult(ended="killed", error=error or ended)
+
+    def _limit_s(self, seconds: float) -> float:
+        """Return how long a trial may still take."""
+        return max(0.0, min(seconds, self.ends_s - time.monotonic()))
 
 
 def launches(ranks: int) -> list[dict[str, str]]:
@@ -281,9 +351,12 @@ def _of_rank(child: ChildOptions, rank: int, own: Path) -> ChildOptions:
     return replace(child, trial=trial)
 
 
-def _start(command: list[str], output: IO[bytes], variables: dict[str, str]) -> subprocess.Popen[bytes]:
+def _start(
+    command: list[str], output: IO[bytes], variables: dict[str, str], files: Sequence[int]
+) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         command,
+        pass_fds=files,
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=subprocess.STDOUT,

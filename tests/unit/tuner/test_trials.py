@@ -15,8 +15,9 @@ import pytest
 from flatout.tuner import verdict
 from flatout.tuner.child import ChildOptions, TrialOptions
 from flatout.tuner.treatment import Dose
+from flatout.tuner.trial.journal import Journal
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.trials import TrialPlan, Trials, launches
+from flatout.tuner.trials import TrialPlan, Trials, launches, pair_of
 from tests.support.warm_python import warm
 
 SCRIPT = """
@@ -125,6 +126,45 @@ def test_trials_beside_each_other_leave_none_behind_and_one_without_memory_runs_
     assert not trials._started
 
 
+def test_pairs_start_beside_each_other_and_take_their_steps_in_turn(trials: Trials, tmp_path: Path) -> None:
+    told = "print(time.monotonic(), flush=True)"
+    script = tmp_path / "tells.py"
+    script.write_text(
+        SCRIPT.replace("for step", f"{told}\nfor step").replace("torch.save", f"{told}\n    torch.save")
+    )
+    trials.command, trials.at_once = (str(script),), 3
+    trials.journal = Journal(tmp_path / "journal", job={})
+    magic = Dose(name="magic", value=True)
+    pairs = [pair_of([], []), pair_of([magic], [])]  # three at once, then the last one
+    (one, other), (broken, alone) = trials.run_pairs(pairs)
+    assert [verdict.failure(run) for run in (one, other, alone)] == [None] * 3
+    assert "magic" in str(verdict.failure(broken)) and verdict.is_reproducible(one, other)
+    assert len(one.blocks_s) == PLAN.blocks and one.before_s is not None
+    outputs = [trials.folder / str(number) / "output" for number in (1, 2, 3)]
+    texts = [path.read_text() for path in outputs]
+    spans = [list(map(float, text.split())) for text in texts if "magic" not in text]
+    (first, second) = sorted(spans, key=lambda ends_s: ends_s[1])  # by the second step of each
+    assert len(first) == len(second) == PLAN.num_steps  # the last step ends the script
+    assert max(first[0], second[0]) < first[1] and first[-1] < second[1]
+    trials.journal = Journal(tmp_path / "journal", job={}, resume=True)
+    assert trials.run_pairs(pairs)[0] == (one, other) and trials.num_run == 4
+
+
+def test_pairs_that_wait_for_their_turn_leave_none_behind(
+    trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(asked: Future[TrialResult], timeout: float | None = None) -> TrialResult:
+        while len(trials._started) < 2:
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    trials.command, trials.at_once = ("train.py", "hangs"), 2
+    monkeypatch.setattr(Future, "result", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        trials.run_pairs([pair_of([], [])])
+    assert not trials._started
+
+
 def test_a_treatment_that_crashes_is_named(trials: Trials) -> None:
     result = trials.run([Dose(name="magic", value=True)])
     assert "magic" in str(verdict.failure(result))
@@ -172,7 +212,9 @@ def test_blocks_grow_where_only_times_of_one_process_count(
 ) -> None:
     asked: list[TrialOptions] = []
 
-    def run_child(_trials: Trials, child: ChildOptions, _own: Path, *, limit_s: float) -> TrialResult:
+    def run_child(
+        _trials: Trials, child: ChildOptions, _own: Path, *, limit_s: float, turn: None
+    ) -> TrialResult:
         assert limit_s > 0 and child.trial is not None
         asked.append(child.trial)
         return TrialResult(ended="measured")

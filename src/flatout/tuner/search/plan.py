@@ -54,8 +54,10 @@ def plan_of(step_s: float, *, most_steps: int | None = None, epoch_steps: int | 
 
 
 def at_once(evidence: Evidence, runs: Sequence[TrialResult]) -> int:
-    """Return how many trials may run beside each other on a GPU, if their times do not count."""
-    gpu, peak = evidence.gpu, max(run.peak_bytes or 0 for run in runs)
+    """Return how many trials have room beside each other on a GPU, by their peak or that of the diagnosis."""
+    gpu, memory = evidence.gpu, evidence.memory
+    known = [run.peak_bytes for run in runs] or [memory.peak_bytes if memory is not None else None]
+    peak = max(each or 0 for each in known)
     if gpu is None or not gpu.memory_bytes or not peak or evidence.job.world_size > 1:
         return 1
     fit = int(USABLE * gpu.memory_bytes / (PEAK_FACTOR * peak + CONTEXT_BYTES))

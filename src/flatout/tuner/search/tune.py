@@ -47,7 +47,6 @@ from flatout.tuner.search.candidates import (
 from flatout.tuner.search.plan import at_once, plan_for, steps_of
 from flatout.tuner.search.times import (
     TRIALS_OF_NUMBERS,
-    TRIALS_OF_TIME,
     CannotBeTimed,
     Pairs,
     Times,
@@ -57,7 +56,7 @@ from flatout.tuner.trial.journal import Journal, journal_path
 from flatout.tuner.trial.on_cluster import ClusterTrials
 from flatout.tuner.trial.switched import LEAST_GAIN
 from flatout.tuner.trials import AHEAD, Trials, Unit
-from flatout.tuner.verdict import Gain, JobGain
+from flatout.tuner.verdict import CLEAR_PAIRS, Gain, JobGain
 
 ALL_OF_IT = 0.9  # of a measured ceiling: beyond it no other value of a treatment is tried
 
@@ -154,6 +153,7 @@ class Tuner:
 
     def _measure_noise(self, then: Sequence[Candidate]) -> Gain:
         """Run the job against itself: does it repeat, how do times vary, what does rounding do to losses?"""
+        self.trials.at_once = at_once(self.evidence, ())
         pairs = self.times.job_against_itself(then=self._likely_units(then, draws=None))
         nudged = self.times.nudged
         runs = [run for pair in pairs for run in pair if run is not nudged]
@@ -182,7 +182,7 @@ class Tuner:
         doses = switchable(candidates)
         if not doses or self.times.in_run_on == self.kept:
             return ordered
-        self.times.set_aside(at_end=True)
+        self.times.set_aside(self.kept, at_end=True)
         if self.times.is_late(num_trials=1, num_beside=TRIALS_OF_NUMBERS):
             return ordered
         first, _ = ordered[0]
@@ -224,9 +224,9 @@ class Tuner:
         timed again.
         """
         in_run = any(str(Dose(name=treatment.name, value=value)) in self.times.in_run for value in values)
-        self.times.set_aside(at_end=in_run or bool(self.kept))
+        self.times.set_aside(self.kept, at_end=in_run or bool(self.kept))
         of_numbers = TRIALS_OF_LOSSY if treatment.safety == "lossy" else TRIALS_OF_NUMBERS
-        return self.times.is_late(num_trials=0 if in_run else TRIALS_OF_TIME, num_beside=of_numbers)
+        return self.times.is_late(num_pairs=0 if in_run else CLEAR_PAIRS, num_beside=of_numbers)
 
     def _look_ahead(self, left: Sequence[Candidate]) -> None:
         """Announce the trials that are most likely needed from here on."""
@@ -372,11 +372,11 @@ class Tuner:
         if len(self.kept) < 2:
             return
         before = list(self.kept)
-        self.times.set_aside(at_end=True)
+        self.times.set_aside(self.kept, at_end=True)
         for place, dose in enumerate(before):
             left_out = before[place:] if self.kept != before else before[place:-1]
             self.trials.expect(AHEAD, closing_units(self.kept, leave_out=left_out, times=self.times))
-            if self.times.is_late(num_trials=TRIALS_OF_TIME) or (dose == before[-1] and self.kept == before):
+            if self.times.is_late(num_pairs=CLEAR_PAIRS) or (dose == before[-1] and self.kept == before):
                 return  # its gain was measured beside the others
             others = [each for each in self.kept if each != dose]
             gain = self.times.gain_beside(dose, others, self.kept)
@@ -394,7 +394,7 @@ class Tuner:
         """Return what everything kept gains together; keep nothing if whole runs do not show a gain."""
         if not self.kept:
             return None
-        self.times.set_aside(at_end=False)
+        self.times.set_aside(self.kept, at_end=False)
         self.trials.ends_s = math.inf  # its time was set aside
         try:
             gain = self.times.total(self.kept, label=TOGETHER)

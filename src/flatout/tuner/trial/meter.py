@@ -32,6 +32,7 @@ from flatout.tuner.trial.hashes import hash_of
 from flatout.tuner.trial.other_weights import all_modules, find_weights, norms_of
 from flatout.tuner.trial.reads import Reads
 from flatout.tuner.trial.switched import ArmResult, Blocks
+from flatout.tuner.trial.turns import wait_for_turn
 
 MOST_LOSSES = 20_000
 LEAST_BLOCK_S = 0.1  # a treatment may make steps so short that a block of them shows nothing
@@ -209,6 +210,9 @@ class Meter:
         self.num_steps = step
         if step == 1:
             self._look_at_first_step()
+            if self.options.turn is not None:
+                self._wait()
+                self._began_s += wait_for_turn(self.options.turn)
         self._measure(step)
         if self.is_done:
             raise EndOfTrial

@@ -28,7 +28,7 @@ from flatout.measure.evidence import Evidence
 from flatout.tuner.results.machine import Machine, machine_of
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
-from flatout.tuner.trials import AHEAD, TrialPlan, TrialRun, Trials, Unit, asked_of, pair_of
+from flatout.tuner.trials import AHEAD, TrialPlan, TrialRun, Trials, Unit, asked_of
 
 GRACE_S = 10.0  # for interrupted trials to clean up
 QUEUED = 2  # trials given to Ray for each that it can run at once
@@ -84,12 +84,10 @@ class ClusterTrials(Trials):
         """Run the script once, on some node."""
         return self._run_unit(((tuple(doses), changes),))[0]
 
-    def run_pair(
-        self, first: Sequence[Dose], second: Sequence[Dose], **changes: Any
-    ) -> tuple[TrialResult, TrialResult]:
-        """Run the script twice, one after the other on one node."""
-        one, other = self._run_unit(pair_of(first, second, **changes))
-        return one, other
+    def run_pairs(self, pairs: Sequence[Unit]) -> list[tuple[TrialResult, TrialResult]]:
+        """Run pairs, both runs of one on the same node, one after the other."""
+        found = [self._run_unit(pair) for pair in pairs]
+        return [(first, second) for first, second in found]
 
     def run_all(self, runs: Sequence[TrialRun]) -> list[TrialResult]:
         """Run trials whose numbers are compared, on as many nodes as there are."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flatout.ground.errors import BadInput
-from flatout.tuner.search.times import NOISE, TRIALS_AT_END, CannotBeTimed, Times, one_pair
+from flatout.tuner.search.times import NOISE, CannotBeTimed, Times, one_pair
 from flatout.tuner.treatment import Dose
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.verdict import CLEAR_PAIRS, FEWEST_PAIRS, MOST_PAIRS
@@ -79,12 +79,12 @@ def test_nothing_starts_that_would_end_in_the_time_set_aside(
     found = times(tmp_path, result, within_s=140.0)
     found.job_against_itself()
     assert clock[0] == 140.0  # four trials, ten left
-    found.set_aside(at_end=True)
-    assert found.trials.ends_s == pytest.approx(240.0 - 10.0 * TRIALS_AT_END)
-    assert not found.is_late(num_trials=4) and found.is_late(num_trials=5)
+    found.set_aside([], at_end=True)
+    assert found.trials.ends_s == pytest.approx(240.0 - 20.0 * FEWEST_PAIRS, abs=0.1)
+    assert not found.is_late(num_trials=3) and found.is_late(num_trials=5)
     assert found.gain([], [WORKERS], label="workers").num_pairs == CLEAR_PAIRS
     assert clock[0] == 180.0 and found.is_up()
-    found.set_aside(at_end=False)
+    found.set_aside([], at_end=False)
     assert not found.is_up()
     assert found.total([WORKERS], label="all").num_pairs == FEWEST_PAIRS
     assert clock[0] == 240.0
@@ -103,10 +103,11 @@ def test_trials_beside_each_other_take_the_time_of_one_start_and_of_all_their_st
     found = times(tmp_path, result, within_s=100.0)
     found.job_against_itself()
     assert clock[0] == 140.0  # sixty seconds are left
+    found.set_aside([], at_end=False)
     assert not found.is_late(num_beside=5) and found.is_late(num_beside=7)
     found.trials.at_once = 8
     assert not found.is_late(num_beside=14) and found.is_late(num_beside=17)  # 2 × 7 s + 3 s each
-    assert not found.is_late(num_trials=2, num_beside=8) and found.is_late(num_trials=3, num_beside=8)
+    assert not found.is_late(num_pairs=3, num_beside=8) and found.is_late(num_pairs=4, num_beside=8)
 
 
 def test_one_run_of_the_job_against_itself_is_nudged_and_counts(tmp_path: Path) -> None:

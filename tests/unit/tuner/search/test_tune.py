@@ -61,10 +61,8 @@ class GivenTrials:
     def machine(self, evidence: Evidence) -> Machine:
         return machine_of(evidence)
 
-    def run_pair(
-        self, first: Sequence[Dose], second: Sequence[Dose], **changes: Any
-    ) -> tuple[TrialResult, TrialResult]:
-        return self.run(first), self.run(second, **changes)
+    def run_pairs(self, pairs: Sequence[Unit]) -> list[tuple[TrialResult, ...]]:
+        return [tuple(self.run(doses, **changes) for doses, changes in pair) for pair in pairs]
 
     def run_all(self, runs: Sequence[TrialRun]) -> list[TrialResult]:
         return [self.run(doses, **changes) for doses, changes in runs]

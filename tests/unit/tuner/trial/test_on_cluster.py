@@ -65,12 +65,12 @@ def test_what_is_expected_runs_ahead_and_once(ray: FakeRay, trials: ClusterTrial
     trials.expect("a", [pair, pair_of(A, []), pair])
     trials.expect("b", [pair, pair])  # which are under way
     assert len(ray.started) == 3 and trials.slots == 2
-    plain, treated = trials.run_pair([], A)
+    plain, treated = trials.run_pairs([pair_of([], A)])[0]
     assert (plain.blocks_s[0], treated.blocks_s[0]) == (0.1, 0.2)
-    trials.run_pair(A, [])
-    trials.run_pair([], A)
+    trials.run_pairs([pair_of(A, [])])[0]
+    trials.run_pairs([pair_of([], A)])[0]
     assert len(ray.started) == 3 and trials.num_run == 6
-    trials.run_pair([], A)
+    trials.run_pairs([pair_of([], A)])[0]
     assert len(ray.started) == 4
 
 
@@ -79,7 +79,7 @@ def test_what_is_not_asked_for_any_more_is_cancelled(ray: FakeRay, trials: Clust
     trials.expect("b", [pair_of([], A), pair_of([], B)])
     trials.forget("a")
     assert len(units_of(ray)) == 2  # the first is expected for another reason, too
-    trials.run_pair([], A)
+    trials.run_pairs([pair_of([], A)])[0]
     trials.forget()
     assert units_of(ray) == [pair_of([], A)]  # it had ended
 
@@ -99,10 +99,10 @@ def test_few_trials_run_before_one_that_is_needed(ray: FakeRay, trials: ClusterT
     trials.expect(AHEAD, likely)
     assert units_of(ray) == likely[: QUEUED * trials.slots]
     trials.expect("c", [pair_of([], C), pair_of(C, [])])
-    trials.run_pair([], C)  # asked for
+    trials.run_pairs([pair_of([], C)])[0]  # asked for
     assert units_of(ray)[QUEUED * trials.slots :][:2] == [pair_of([], C), pair_of(C, [])]
     ray.rooms.append((1, 0))  # a node joins
-    trials.run_pair(C, [])
+    trials.run_pairs([pair_of(C, [])])[0]
     given = [task for task in ray.started if not task.has_run]
     assert len(given) + 1 == QUEUED * trials.slots == 6  # one has just ended
 
@@ -124,7 +124,7 @@ def test_every_answer_is_written_down_as_a_whole_when_it_comes(
     with RayCluster("auto") as cluster, cluster_trials(cluster, tmp_path, resume=True) as again:
         before = len(ray.started)
         again.expect("a", [pair_of([], A), pair_of([], B)])
-        assert again.run_pair([], B)[1].blocks_s[0] == 0.2
+        assert again.run_pairs([pair_of([], B)])[0][1].blocks_s[0] == 0.2
         assert len(ray.started) == before
 
 
