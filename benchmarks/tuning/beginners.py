@@ -1,6 +1,6 @@
 """What tuning gains on scripts as a beginner writes them, beside torch.compile and bf16 by hand.
 
-    python benchmarks/tuning/beginners.py [--only NAME] [--size small|full] [--seconds S] [--save FILE]
+    python benchmarks/tuning/beginners.py [--only NAME] [--form lossy|exact] [--seconds S] [--save FILE]
     python benchmarks/tuning/beginners.py --turns-only
 
 Scripts: a convnet with augmentation, a language model, a fine-tuned classifier (all three in `beginners/`),
@@ -8,7 +8,8 @@ and examples/darkroom with patches.  Each is diagnosed once, tuned with lossy tr
 goal needs them) and without, for at most S seconds together; what both begin with runs once.  Then the
 script, its form by hand and the script under what was kept take turns.  Beside the verdicts stands a peer's
 rule on the same trials: the first run with a treatment against the one before it, kept if it is faster.  FILE
-gets each script as it is done, beside those that it holds already.
+gets each tuning and each script's turns as they are done, beside what it holds already.  `--form` tunes in
+one of the two ways alone, with all the seconds.
 
 `--turns-only` tunes nothing: the turns of scripts under all treatments that suit them say what a tuning could
 gain, in a minute or two each, and prove no numbers.
@@ -17,6 +18,7 @@ gain, in a minute or two each, and prove no numbers.
 from __future__ import annotations
 
 import argparse
+import datetime
 import functools
 import json
 import os
@@ -26,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -99,28 +101,43 @@ class Shared:
         self._first[key].append(results)
 
 
-def examine(name: str, *, size: str, seconds: float | None, say: Callable[[str], None]) -> Item:
-    """Tune a script where there is time for it, then let its forms take turns."""
+def examine(
+    name: str,
+    *,
+    arms: Sequence[str],
+    size: str,
+    seconds: float | None,
+    say: Callable[[str], None],
+    save: Callable[[Item], None],
+) -> None:
+    """Tune a script where there is time for it, then let its forms take turns; save what is done."""
     began_s = time.monotonic()
     with copy_of(name) as script:
         command = [script.name, "--size", size, "--steps", "100000", *MORE.get(name, {}).get(size, ())]
-        item = {} if seconds is None else tune_both(name, command, seconds=seconds, say=say)
+        item: Item = {}
+        if seconds is not None:
+            for found in tune_all(name, command, arms, seconds=seconds, say=say):
+                save(item := item | found)
         if name in SUITABLE:
             say("turns")
             if seconds is None:
                 cores = min(MOST, round(read_host().cores or 1))
                 texts = [each.format(cores=cores) for each in SUITABLE[name]]
-                item = {"lossy": {"kept": [*texts, *SUITABLE_LOSSY]}, "exact": {"kept": texts}}
-            forms = {arm: item[arm]["kept"] for arm in FORMS[name] if item[arm].get("kept")}
+                suitable = {"lossy": [*texts, *SUITABLE_LOSSY], "exact": texts}
+                forms = {arm: suitable[arm] for arm in arms}
+            else:
+                forms = {arm: item[arm]["kept"] for arm in arms if item[arm].get("kept")}
             try:
                 item["turns"] = turns_of(script, command[1:], forms)
             except (RuntimeError, OSError) as error:  # a form that ends does not cost the tunings
                 item["turns"] = {"plain": {"error": f"{type(error).__name__}: {error}"}}
-    return {**item, "took_s": time.monotonic() - began_s, "size": size, "seconds": seconds}
+    save({**item, "size": size, "took_s": time.monotonic() - began_s})
 
 
-def tune_both(name: str, command: list[str], *, seconds: float, say: Callable[[str], None]) -> Item:
-    """Diagnose a script, and tune it with and without lossy treatments."""
+def tune_all(
+    name: str, command: list[str], arms: Sequence[str], *, seconds: float, say: Callable[[str], None]
+) -> Iterator[Item]:
+    """Diagnose a script, and tune it with or without lossy treatments, or both; yield what is done."""
     began_s = time.monotonic()
     found = api.diagnose_script(
         command,
@@ -128,14 +145,14 @@ def tune_both(name: str, command: list[str], *, seconds: float, say: Callable[[s
         script_stdout_to_stderr=True,
         on_progress=say,
     )
-    item: Item = {"step_s": found.evidence.step_s, "findings": [each.name for each in found.findings]}
+    yield {"step_s": found.evidence.step_s, "findings": [each.name for each in found.findings]}
     shared, until_s = Shared(), began_s + seconds
-    for arm in FORMS[name]:
-        share = 1.0 if arm == FORMS[name][-1] else FIRST
+    for arm in arms:
+        share = 1.0 if arm == arms[-1] else FIRST
         shared.begin_again()
         left_s = share * (until_s - time.monotonic())
         try:
-            item[arm] = tune(
+            tuned = tune(
                 found.evidence,
                 command,
                 allow_lossy=arm == "lossy",
@@ -145,8 +162,8 @@ def tune_both(name: str, command: list[str], *, seconds: float, say: Callable[[s
                 say=lambda text, arm=arm: say(f"{arm}: {text}"),  # type: ignore[misc]
             )
         except Exception as error:  # noqa: BLE001 - the other arm is still of use
-            item[arm] = {"error": f"{type(error).__name__}: {error}"}
-    return item
+            tuned = {"error": f"{type(error).__name__}: {error}"}
+        yield {arm: {**tuned, "seconds": seconds, "date": datetime.date.today().isoformat()}}
 
 
 def tune(
@@ -257,7 +274,7 @@ def show(items: dict[str, Item]) -> None:
     for name, item in items.items():
         print(f"{name}, goal {GOALS[name]:g}x" + (f": {item['error']}" if "error" in item else ""))
         for arm in FORMS[name]:
-            if item.get("seconds") is not None and arm in item:
+            if arm in item:
                 found = item[arm]
                 kept = ", ".join([*found.get("kept", ()), *found.get("kept_patches", ())])
                 print(f"  tuned, {arm:12}{show_gain(found.get('gain')):22} {kept or found.get('error', '')}")
@@ -278,6 +295,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", action="append", default=[], choices=GOALS, help="repeatable")
+    parser.add_argument("--form", choices=("lossy", "exact"), help="one of the two tunings alone")
     parser.add_argument("--size", choices=("small", "full"), default="full")
     parser.add_argument("--seconds", type=float, default=300.0, help="for each script (default: 300)")
     parser.add_argument("--turns-only", action="store_true", help="tune nothing, and prove nothing")
@@ -285,22 +303,27 @@ def main() -> None:
     options = parser.parse_args()
     known = options.save is not None and options.save.exists()
     items: dict[str, Item] = json.loads(options.save.read_text(encoding="utf-8"))["items"] if known else {}
-    result: Item = {}
     for name in options.only or GOALS:
         began_s = time.monotonic()
 
         def say(text: str, name: str = name, began_s: float = began_s) -> None:
             print(f"{time.monotonic() - began_s:6.1f} s  {name}: {text}", file=sys.stderr, flush=True)
 
+        def save(item: Item, name: str = name, before: Item = items.get(name, {})) -> None:  # noqa: B008
+            turns = {**before.get("turns", {}), **item.get("turns", {})}
+            rest = {key: each for key, each in before.items() if key != "error"}
+            items[name] = {**rest, **item, **({"turns": turns} if turns else {})}
+            if options.save is not None:
+                result = {"benchmark": "beginners", **machine(), "items": items}
+                options.save.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+        arms = [arm for arm in FORMS[name] if options.form in (None, arm)]
+        seconds = None if options.turns_only else options.seconds
         try:
-            seconds = None if options.turns_only else options.seconds
-            items[name] = examine(name, size=options.size, seconds=seconds, say=say)
+            examine(name, arms=arms, size=options.size, seconds=seconds, say=say, save=save)
         except Exception as error:  # noqa: BLE001 - one script that fails does not cost the others
-            items[name] = {"error": f"{type(error).__name__}: {error}"}
-        result = {"benchmark": "beginners", **machine(), "items": items}
-        if options.save is not None:
-            options.save.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(result))
+            save({"error": f"{type(error).__name__}: {error}"})
+    print(json.dumps({"benchmark": "beginners", **machine(), "items": items}))
     show(items)
 
 

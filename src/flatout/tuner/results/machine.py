@@ -8,6 +8,7 @@ GPU keeps a part of its memory.
 
 from __future__ import annotations
 
+import functools
 import json
 import platform
 import subprocess
@@ -76,6 +77,7 @@ def differences(proven: Machine) -> list[str]:
     return found
 
 
+@functools.cache
 def measure_apart() -> tuple[float | None, float | None]:
     """Measure the latencies in another process; None if that fails."""
     try:
