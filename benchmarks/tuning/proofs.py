@@ -147,7 +147,7 @@ def other_warm_up() -> Item:
 def noise_items(comparisons: int) -> dict[str, Callable[[], Item]]:
     """Runs of nothing: switched arms are a comparison each, and runs stand in pairs with those after them."""
     num_switched = -(-comparisons // NUM_SWITCHED)
-    num_runs = comparisons + 2 * MOST_PAIRS
+    num_runs = comparisons + 2 * (FEWEST_PAIRS + MOST_PAIRS)
     return {
         **{f"in one run {number}": switched_noise for number in range(num_switched)},
         **{f"run {number}": plain_run for number in range(num_runs)},
@@ -206,14 +206,21 @@ def noise_summary(items: dict[str, Item]) -> Item:
 
 
 def settle(runs: Sequence[TrialResult]) -> Gain | None:
-    """The verdict over consecutive runs A B, B A, ...; None where they end before it is settled."""
+    """The verdict over consecutive runs A B, B A, ...; None where they end before it is settled.
+
+    The first runs are the job against itself.
+    """
+    own, runs = runs[: 2 * FEWEST_PAIRS], runs[2 * FEWEST_PAIRS :]
+    if len(own) < 2 * FEWEST_PAIRS:
+        return None
+    spread = verdict.spread_of(list(zip(own[::2], own[1::2], strict=True)))
     pairs: list[tuple[TrialResult, TrialResult]] = []
     for number in range(MOST_PAIRS):
         if 2 * number + 1 >= len(runs):
             return None
         one, other = runs[2 * number], runs[2 * number + 1]
         pairs.append((one, other) if number % 2 == 0 else (other, one))
-        gain = verdict.gain_of(pairs)
+        gain = verdict.gain_of(pairs, least_spread=spread)
         if gain.is_settled:
             return gain
     return gain

@@ -1,11 +1,12 @@
 """Whether a treatment pays, and whether its numbers are right.
 
 **Time.**  Trials of two arms alternate, and the ratio of each pair is one value, which includes the
-differences between processes.  The interval is Student's t over the logarithms of the ratios.  A treatment is
-kept if the lower end lies above 1.03 and dropped if the upper end lies below; others get more pairs.  Two
-pairs are enough to keep it if the lower end, which is far from the middle then, lies above 1.3.  A treatment
-that can be switched gets its interval from blocks of one run.  Everything kept together gets more pairs until
-its interval is narrow: it is what the user is told.
+differences between processes.  The interval is Student's t over the logarithms of the ratios; few pairs may
+agree by chance, so their spread counts as at least that of the job against itself.  A treatment is kept if
+the lower end lies above 1.03 and dropped if the upper end lies below; others get more pairs.  Two pairs are
+enough to keep it if the lower end, which is far from the middle then, lies above 1.3.  A treatment that can
+be switched gets its interval from blocks of one run.  Everything kept together gets more pairs until its
+interval is narrow: it is what the user is told.
 
 **Numbers.**  Exact treatments have the batches, losses, gradients and parameters of the job, bit for bit.
 Reordered ones are compared at the first step, from the same weights and batch, with a run in 64 bits: the
@@ -80,13 +81,14 @@ class Gain:
         return self.is_none or (self.num_pairs >= FEWEST_PAIRS and self.high <= PRECISE * self.ratio)
 
 
-def gain_of(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> Gain:
-    """Compare pairs of (plain, treated) trials."""
-    ratios = [math.log(median(plain.blocks_s) / median(treated.blocks_s)) for plain, treated in pairs]
+def gain_of(pairs: Sequence[tuple[TrialResult, TrialResult]], *, least_spread: float = 0.0) -> Gain:
+    """Compare pairs of (plain, treated) trials, which spread at least as far as those of the job itself."""
+    ratios = _log_ratios(pairs)
     middle, best = fmean(ratios), math.exp(max(ratios))
     if len(ratios) < 2:
         return Gain(ratio=math.exp(middle), low=0.0, high=math.inf, num_pairs=len(ratios), best=best)
-    half = _quantile(T_TWO, len(ratios) - 1) * stdev(ratios) / math.sqrt(len(ratios))
+    spread = max(stdev(ratios), least_spread)
+    half = _quantile(T_TWO, len(ratios) - 1) * spread / math.sqrt(len(ratios))
     return Gain(
         ratio=math.exp(middle),
         low=math.exp(middle - half),
@@ -94,6 +96,15 @@ def gain_of(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> Gain:
         num_pairs=len(ratios),
         best=best,
     )
+
+
+def spread_of(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> float:
+    """Return the standard deviation of the logarithms of the pairs' ratios."""
+    return stdev(_log_ratios(pairs))
+
+
+def _log_ratios(pairs: Sequence[tuple[TrialResult, TrialResult]]) -> list[float]:
+    return [math.log(median(plain.blocks_s) / median(treated.blocks_s)) for plain, treated in pairs]
 
 
 def gains_of_arms(arms: Sequence[ArmResult]) -> tuple[dict[str, Gain], Gain | None]:

@@ -68,6 +68,7 @@ class Times:
         self._within_s = math.inf if within_s is None else within_s
         self._ends_s = time.monotonic() + self._within_s
         self._took: dict[frozenset[Dose], Took] = {}  # by a trial of a pair at most, by its treatments
+        self._spread = 0.0  # of the job against itself
         self._each = Took()  # by a trial on top of what is kept
         self._at_end_s = 0.0  # set aside
 
@@ -140,6 +141,7 @@ class Times:
                         raise BadInput(f"the job cannot be tuned: {reason}", hint=hint)
                 pairs.append(pair)
         self.trials.forget(NOISE)
+        self._spread = verdict.spread_of(pairs)
         return pairs
 
     def _num_of_noise(self, num_known: int) -> int:
@@ -184,7 +186,7 @@ class Times:
                 wanted = fewest if len(pairs) < fewest else FEWEST_PAIRS
                 num = max(1, min(wanted - len(pairs), self._room))
                 if pairs:
-                    gain = verdict.gain_of(pairs)
+                    gain = verdict.gain_of(pairs, least_spread=self._spread)
                     is_over = len(pairs) >= FEWEST_PAIRS and self._asks_too_much(gain)
                     is_over |= (gain.is_settled or len(pairs) >= fewest) and self._is_beyond(
                         self._seconds_of_pairs(num, self._took_with(without), self._took_with(with_))
