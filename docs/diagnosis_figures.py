@@ -110,7 +110,7 @@ def scripts(folder: Path) -> str:
     """Ordinary scripts: findings, and what mending their causes by hand gained; a table per hardware."""
     parts = []
     for result in latest(folder, "scripts_"):
-        rows = ["| script | finding | ceiling | mended by hand | real gain |", "|---|---|--:|---|--:|"]
+        rows = ["| script | finding | ceiling | fixed by hand | real gain |", "|---|---|--:|---|--:|"]
         for script in result["scripts"]:
             rows += _script_rows(script)
         num_harmed = sum(script["harm"] is not None for script in result["scripts"])

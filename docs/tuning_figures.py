@@ -22,7 +22,7 @@ PARTS = {
     "wrong": ("planted mistakes, as each class", "all rejected"),
     "traps": ("traps", "all refused"),
     "noise": ("comparisons of a job with itself", "at most 2 % kept"),
-    "decoys": ("scripts that only look faulty, with what would mend them", "nothing kept"),
+    "decoys": ("scripts that only look faulty, with what would fix them", "nothing kept"),
 }
 
 
@@ -106,7 +106,7 @@ def _planted(result: Result) -> list[str]:
     ]
     if not rows:
         return []
-    return [_row(["fault", "tuned", "mended by hand", "share", "kept"]), _row(["---"] * 5), *rows]
+    return [_row(["fault", "tuned", "fixed by hand", "share", "kept"]), _row(["---"] * 5), *rows]
 
 
 def _with_interval(ratio: float, low: float | None, high: float | None) -> str:

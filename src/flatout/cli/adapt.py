@@ -44,7 +44,9 @@ Threshold = Annotated[
 
 @adapt.callback()
 def about() -> None:
-    """Train adapters for several tasks in one batch on a frozen encoder, then the router, then both.
+    """Train adapters for several tasks in one batch, and their router.
+
+    The encoder stays frozen.  Phase 1 trains adapters and heads, phase 2 the router, phase 3 both.
 
     \b
     Examples:
@@ -74,10 +76,11 @@ def train(
     settings: flags.Set = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Train one phase or all: 1 adapters and heads, 2 the router, 3 both together.
+    """Train one phase or all.
 
-    DIR gets log.jsonl, TensorBoard files, a folder of checkpoints per phase, and plots. --resume skips
-    finished phases, says so, and continues an interrupted one where it stopped.
+    Phase 1 trains adapters and heads, phase 2 the router, phase 3 both together.  DIR gets log.jsonl,
+    TensorBoard files, a folder of checkpoints per phase, and plots. --resume skips finished phases, says so,
+    and continues an interrupted one where it stopped.
 
     \b
     Examples:
@@ -117,9 +120,9 @@ def train(
 
 @adapt.command()
 def status(run: flags.Run, json_output: flags.Json = False) -> None:
-    """Show how far each phase of a run is, and its best scores on held-out rows.
+    """Show how far a run is, and its best scores on held-out rows.
 
-    For an interrupted phase it also shows the command that continues it.
+    Each phase has its own lines.  For an interrupted phase it also shows the command that continues it.
 
     \b
     Examples:
@@ -150,9 +153,10 @@ def evaluate(
     threshold: Threshold = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Score a run on held-out rows: oracle, routed, single adapter, uniform mix and random routing.
+    """Score a run on held-out rows, under several ways of routing.
 
-    The run's folder gets evaluation.json and report.html. A heads-only run in it is shown beside it.
+    These are oracle, routed, single adapter, uniform mix and random.  The run's folder gets evaluation.json
+    and report.html. A heads-only run in it is shown for comparison.
 
     \b
     Examples:
@@ -188,7 +192,9 @@ def predict(
     threshold: Threshold = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Answer a text: the router picks the task, its adapter and head give the answer.
+    """Answer a text with the task that the router picks.
+
+    The task's adapter and head give the answer.
 
     \b
     Examples:
@@ -220,7 +226,7 @@ def export(
     model: Model = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Write adapters, heads and the router as files that do not need Flatout.
+    """Write adapters, heads and router as files that need no Flatout.
 
     PEFT's `PeftModel.from_pretrained` loads an adapter's folder, which also holds its head and labels. A run
     replaces its earlier export. A DIR with another run's export is refused.

@@ -42,7 +42,7 @@ def diagnose(
         float, flag("--seconds", "N", "Limit the diagnosis to N seconds, imports included.")
     ] = 60.0,
 ) -> None:
-    """Run an unmodified training script and say why its steps are slow.
+    """Run an unmodified training script and say why it is slow.
 
     Flatout runs the job for a few dozen steps and then ends it. It times some steps, traces some, and runs
     some without a suspected cause. Every finding names a line and how much faster the step gets without that

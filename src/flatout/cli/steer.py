@@ -46,7 +46,9 @@ NEW_LINE = "\n"
 
 @steer.callback()
 def about() -> None:
-    """Find the layer, direction and strength that steer a language model, hundreds of trials in one batch.
+    """Find the vector that steers a language model.
+
+    A search tries layers, directions and strengths, hundreds of trials in one batch.
 
     \b
     Examples:
@@ -77,10 +79,11 @@ def extract(
     dtype: flags.Dtype = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Store the activations of every question's two answers, all layers from one pass.
+    """Store the activations of both answers of every question.
 
-    The store is keyed by the content of weights, tokenizer and text, and nothing in it is computed again. The
-    second line of the output says after how many uses storing beats computing, from times measured here.
+    One pass extracts all layers.  The store is keyed by the content of weights, tokenizer and text, and
+    nothing in it is computed again. The second line of the output says after how many uses storing beats
+    computing, from times measured here.
 
     \b
     Examples:
@@ -124,10 +127,10 @@ def fit(
     dtype: flags.Dtype = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Fit a direction for every layer, by one or more methods, from one extraction.
+    """Fit a direction for every layer, by one or more methods.
 
-    Without --whole, only the half that `search` fits on is used, so its test questions stay unseen. DIR gets
-    one METHOD.safetensors per method.
+    All methods use one extraction.  Without --whole, only the half that `search` fits on is used, so its test
+    questions stay unseen. DIR gets one METHOD.safetensors per method.
 
     \b
     Examples:
@@ -206,11 +209,12 @@ def search(
     settings: flags.Set = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Search layer, method and strength; test the winner on fresh questions and on neutral text.
+    """Search layer, method and strength, and test the winner.
 
-    Half of the questions fit the vectors, a quarter is for the search and a quarter for the test. Trials
-    share batched forwards, and poor ones end early. After a kill or an interrupt, the same command continues.
-    DIR gets the study, result.json, report.html and report.png.
+    The test uses fresh questions and neutral text.  Half of the questions fit the vectors, a quarter is for
+    the search and a quarter for the test. Trials share batched forwards, and poor ones end early. After a
+    kill or an interrupt, the same command continues. DIR gets the study, result.json, report.html and
+    report.png.
 
     \b
     Examples:
@@ -300,10 +304,11 @@ def import_vectors(
     to: Annotated[Path, flag("--to", "FILE", "Write them to NAME.safetensors.")],
     json_output: flags.Json = False,
 ) -> None:
-    """Convert vectors of repeng, llama.cpp, or plain tensors named by layer to flatout's format.
+    """Convert vectors of other libraries to flatout's format.
 
-    Strength 1 adds a vector as it is in the file. A folder of imported vectors can be searched: NAME is their
-    method. Pickles are refused, because they can run any code.
+    FILE is a vector of repeng or llama.cpp, or plain tensors named by layer.  Strength 1 adds a vector as it
+    is in the file. A folder of imported vectors can be searched: NAME is their method. Pickles are refused,
+    because they can run any code.
 
     \b
     Examples:
@@ -352,7 +357,9 @@ def _convert(
 def report(
     run: flags.Run, html: flags.Html = None, png: flags.Png = None, json_output: flags.Json = False
 ) -> None:
-    """Show what a search has found so far: winner, test on fresh questions, side effects.
+    """Show what a search has found so far.
+
+    The report has the winner, its test on fresh questions, and its side effects.
 
     \b
     Examples:

@@ -63,13 +63,13 @@ def tune(
     html: flags.Html = None,
     json_output: flags.Json = False,
 ) -> None:
-    """Try changes that make an unmodified training script faster, and keep what is proven.
+    """Try changes that make a script faster, and keep what is proven.
 
-    Flatout diagnoses the script, then runs it with and without each treatment, dozens of times for dozens of
-    steps: in alternating blocks of one run if the treatment can be switched, otherwise in alternating
-    processes. It keeps a treatment if the lower end of its gain lies above 1.03 and the losses and gradients
-    match those of the script. What the script writes meanwhile goes to a temporary folder. `flatout run`
-    reads the result from FILE.
+    The script itself stays unchanged.  Flatout diagnoses it, then runs it with and without each treatment,
+    dozens of times for dozens of steps: in alternating blocks of one run if the treatment can be switched,
+    otherwise in alternating processes. It keeps a treatment if the lower end of its gain lies above 1.03 and
+    the losses and gradients match those of the script. What the script writes meanwhile goes to a temporary
+    folder. `flatout run` reads the result from FILE.
 
     With --patch, Flatout also rewrites the source, in memory: it tries a patched file like a treatment and
     shows what it keeps as a diff. Only --apply writes to your files, after a backup.
@@ -181,7 +181,7 @@ def check(
     pairs: Annotated[int, flag("--pairs", "N", "Run at most N pairs.")] = 8,
     json_output: flags.Json = False,
 ) -> None:
-    """Say whether this version of the code is slower than another revision.
+    """Say whether this version of the code is slower than another.
 
     Base and head run in turn, in one job on one machine, for dozens of steps each, until the answer is clear.
     Flatout also counts launches, waits, copied bytes, memory, parameter groups and graph breaks, which are

@@ -63,7 +63,7 @@ def watch(
         bool, switch("--token", "With --web: require a token on loopback too, on a machine with other users.")
     ] = False,
 ) -> None:
-    """Show what the GPUs, the host and a job are doing, and what limits the job.
+    """Show what GPUs, host and job are doing, and what limits the job.
 
     Without options, watch shows all GPUs of this machine and the latest job under Flatout, full screen; in a
     pipe, it prints a line per second. A job reports its steps if it was started with --run or iterates over

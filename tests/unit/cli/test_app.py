@@ -56,6 +56,13 @@ def test_every_verb_has_help(verb: str) -> None:
     assert answer.stdout.startswith(f"Usage: root {verb}") or f" {verb} " in answer.stdout.splitlines()[0]
 
 
+@pytest.mark.parametrize("group", [[], ["plan"], ["steer"], ["adapt"]])
+def test_a_list_of_commands_cuts_no_sentence(group: list[str]) -> None:
+    _usage, _, commands = invoke(*group, "--help").stdout.partition("Commands:\n")
+    lines = commands.splitlines()
+    assert len(lines) >= 3 and all(line.endswith(".") and not line.endswith("...") for line in lines), lines
+
+
 def test_help_imports_neither_torch_nor_rich() -> None:
     code = (
         "import sys; sys.argv = ['flatout', '--help']\n"
