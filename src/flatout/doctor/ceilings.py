@@ -51,7 +51,7 @@ def prove(
     """Decide by the first of `kinds` that ran at `place`; it can free at most `observed_share` of the step.
 
     An arm refutes nothing if its interval leaves a gain open and a later arm proves it, or if its steps took
-    much longer although they did less.  One that does what the fix does leaves none open that is small.
+    much longer although they did less.  An arm that does the same as the fix leaves no small gain open.
     """
     for number, kind in enumerate(kinds, start=1):
         found = arm_at(evidence, kind, place)

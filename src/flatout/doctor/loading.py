@@ -51,8 +51,8 @@ def late_share(evidence: Evidence, loader: Loader) -> float | None:
 def most_freed_share(evidence: Evidence, loader: Loader, waiting: float) -> float:
     """Return the share of the step that a free loader can save at most: the wait, and its workers' cores.
 
-    Workers that compute take cores from the step.  Without them its work is done at most as much earlier as
-    all cores need for theirs.
+    Workers that compute take cores from the step.  Without them, the step ends earlier by at most the time
+    that all cores together need for the workers' work.
     """
     cores, cpu_s = evidence.host.cores, loader.cpu_s
     if not loader.num_workers or not cores or cpu_s is None:

@@ -281,7 +281,7 @@ def gather_rows(sources: Sequence[Tensor], index: Tensor, *, pad_value: float) -
 def _table(sources: Sequence[Tensor]) -> Tensor:
     """Lay all rows end to end; small tensors are joined first.
 
-    Shared rows come as expanded views, and one such view takes torch's fast copy from all the others.
+    Shared rows come as expanded views, and a single such view makes torch use its slow copy for all parts.
     """
     whole = [source for source in sources if source.is_contiguous()]
     first_view = next((i for i, source in enumerate(sources) if not source.is_contiguous()), len(sources))

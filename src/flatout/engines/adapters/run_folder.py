@@ -29,7 +29,7 @@ HEADS_ONLY = "heads-only"
 class PhaseStatus:
     """How far a phase is; `step` None: no checkpoint yet, `logged_step` None: no report yet.
 
-    A phase that has begun is going on while its run lives, and interrupted otherwise; `begun` means that the
+    A phase that has begun is running while its run lives, and interrupted otherwise; `begun` means that the
     file system cannot tell which.
     """
 

@@ -49,7 +49,7 @@ def choose_folder(out: str | Path | None, *, kind: str, name: str, resume: bool 
 def find_begun(out: str | Path | None, *, kind: str) -> Path | None:
     """Return the unfinished run of this same job, identified by its launcher.
 
-    torchrun starts the ranks again without a word when a node joins.
+    torchrun restarts the ranks silently when a node joins.
     """
     job = read_launch().job
     if job is None:

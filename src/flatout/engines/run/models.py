@@ -137,7 +137,7 @@ def load_pretrained(
 def find_left_out_layer(model: nn.Module, unexpected: Iterable[str]) -> tuple[str, int] | None:
     """Return the first weight of a layer past the end of the model's list of layers, and the list's length.
 
-    Other weights that the model does not read, as those of a head, are none of its layers.
+    Other weights that the model does not read, such as those of a head, do not count as layers.
     """
     import torch
 

@@ -150,7 +150,7 @@ def steer(
 ) -> SearchOutcome:
     """Search for the vector that steers a model, test the winner, and write the report beside the study.
 
-    `settings` are keys and values, a YAML file or the folder of a run; `changes` win over them.
+    `settings` are keys and values, a YAML file or the folder of a run; `changes` override them.
     A folder that holds a search continues it.  `resume` without a folder continues the latest search; `join`
     only adds a worker, named `worker`, to a search that another process started, and returns no record.
     """

@@ -34,8 +34,8 @@ def partial_sums(
 ) -> int:
     """Return the bytes of partial sums: where many inputs become few outputs, several blocks share an output.
 
-    Threads of a block run along the outputs, up to four of them at a time, where those that lie in one row
-    (all of them, unless a sum goes over a dimension between others) can be divided so.
+    Threads of a block run along the outputs, up to four outputs at a time if the number in one row is
+    divisible by that.  One row holds all outputs unless the sum goes over a dimension between others.
     """
     vector = next(size for size in (4, 2, 1) if (num_in_row or num_outputs) % size == 0)
     columns, threads = num_outputs // vector, MOST_THREADS // vector

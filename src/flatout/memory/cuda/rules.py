@@ -69,8 +69,8 @@ def install(*, compute_capability: tuple[int, int] | None) -> None:
 def install_natively(*, compute_capability: tuple[int, int]) -> None:
     """Install the rules for fake CUDA tensors once: PyTorch chooses, except where it has no answer.
 
-    It adds neither bias nor mask in place to them, knows neither what cuDNN keeps of a recurrent layer nor
-    how the fused layers of a transformer run, and sees the weights of a recurrent layer as one.
+    With fake tensors, PyTorch adds no bias or mask in place, does not know what cuDNN keeps of a recurrent
+    layer or how the fused layers of a transformer run, and sees the weights of a recurrent layer as one.
     """
     if _installed:
         return

@@ -408,9 +408,9 @@ def estimate_job(
 def caveats_of(guesses: Collection[Guess], *, device: Device | None) -> tuple[str, ...]:
     """Say what may be too low, each as a clause; `device` is None if the job was run on it.
 
-    Of sizes that depend on data, a trace mostly takes the largest there can be; a choice among experts it
-    answers evenly, and a number that decides something it makes up.  And kernels other than the measured ones
-    follow PyTorch's documented order and the formulas of those.
+    For sizes that depend on data, a trace mostly assumes the largest possible one.  It spreads a choice among
+    experts evenly, and invents a number that decides a branch.  Kernels other than the measured ones follow
+    PyTorch's documented order and the formulas of the measured ones.
     """
     open_ones = [guess for guess in guesses if not any(words in guess.answer for words in LARGEST_ANSWERS)]
     caveats = []

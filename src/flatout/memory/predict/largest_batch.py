@@ -55,7 +55,7 @@ class CapSearch:
     def unbroken_batch(self, *, looked_below: float = LOOKED_BELOW) -> int:
         """Find the largest batch that trains, with flushes, as all smaller ones near it do.
 
-        Near is one sample, and the share `looked_below` of the batch, of which `MOST_LOOKS` are tried.
+        It tries one sample less and `MOST_LOOKS` more batches, down to the share `looked_below` below it.
         """
         size = _bisect(self.trains, low=0, max_size=self.max_batch)
         lowest = min(size - 1, int(size * (1 - looked_below)))

@@ -86,7 +86,7 @@ def choose_batches(
 ) -> tuple[int, ...]:
     """Choose a small batch, the largest of batch/4, batch/8, ... that is allowed, and half of it.
 
-    A batch of 1 is often a case of its own, but better than no probe.
+    A batch of 1 is often a special case, but better than no probe.
     """
     allowed = int(free_bytes * MOST_SHARE)
     upper = max(1, batch_size // 4)

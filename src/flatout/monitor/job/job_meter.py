@@ -35,7 +35,7 @@ TAKEN_OVER = (  # from the record as they are
 class JobMeter:
     """Reads one job; `gpu_uuid` is the GPU it computes on, once it has said so.
 
-    `told_gpu` is a GPU that NVML does not know, by what the job's torch tells of it.
+    `told_gpu` is a GPU that NVML does not know, as the job's torch describes it.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -199,7 +199,7 @@ def read_tier(folder: Path, tier: str, *, after_s: float = float("-inf")) -> Ite
 def replay(folder: Path, *, finest: str = RAW) -> Iterator[Sample]:
     """Read the whole run, oldest first, each part at the finest grain that is left.
 
-    With `finest="minutes"` seconds are read only of the end, which is not yet a whole minute.
+    With `finest="minutes"`, seconds are read only for the end, which is not yet a whole minute.
     """
     tiers = [grain.name for grain in reversed(GRAINS)]
     if finest != RAW:

@@ -172,7 +172,7 @@ class Judge:
     def fits(self, stage: StageSettings, sizes: Mapping[str, int], recipe: Recipe) -> bool:
         """Return whether a step trains within the margin, and also where the memory really ends.
 
-        More room mostly helps and need not: the allocator then hands memory back at another moment.
+        More memory usually helps but may not, because the allocator then releases memory at another moment.
         """
         held = self.peak(stage, sizes, recipe=recipe).process_bytes
         within = self._relied_bytes(stage)

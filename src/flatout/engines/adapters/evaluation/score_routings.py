@@ -84,9 +84,9 @@ def score_routings(
 ) -> Evaluation:
     """Score the tasks, in the order of their adapters.
 
-    Without a `decider`, "routed" and "end-to-end" are left out; the latter is derived from the former.
-    Random routing is drawn from `seed`.  Tasks that write text do so under the routings that someone reads;
-    of the baselines they give the scores that need no text.
+    Without a `decider`, "routed" and "end-to-end" are left out; the latter is derived from the former. Random
+    routing is drawn from `seed`.  Tasks that write text write it only under routings whose texts are shown;
+    for the baselines they give the scores that need no text.
     """
     started_s = time.perf_counter()
     names = list(subjects)
@@ -174,7 +174,7 @@ def make_plans(
 def pairs_to_run(plans: Sequence[Plan]) -> dict[tuple[int, bool], list[int]]:
     """Return, by (adapter, whether to write answers out), the rows that any plan puts under it alone.
 
-    Writing an answer out costs a pass of the decoder per word, so it is done for the rows that someone reads.
+    Writing an answer out costs a pass of the decoder per word, so it is done only for rows that are shown.
     """
     read: dict[tuple[int, int], bool] = {}
     for plan in plans:

@@ -146,7 +146,7 @@ def longest_common(one: Words, other: Words) -> int:
 def pieces_of(text: str) -> list[str]:
     """Split a text into runs of letters, numbers and single signs, without case and accents.
 
-    An encoder whose vocabulary knows neither, nor where a space was, can still write all of this.
+    An encoder whose vocabulary has no case, accents or spaces can still write all of these.
     """
     signs = unicodedata.normalize("NFD", text.lower())
     bare = "".join(sign for sign in signs if not unicodedata.combining(sign))

@@ -115,7 +115,7 @@ class Answers:
     def held_out(self) -> tuple[float | None, tuple[ShownAnswer, ...]]:
         """Return the mean reward of the held-out prompts, and some completions with their rewards.
 
-        On the first rank alone: the others need them for nothing.
+        Runs on the first rank alone: no other rank needs the result.
         """
         if not self._ranks.first:
             return None, ()
@@ -195,7 +195,7 @@ class Answers:
         """Run with as many rows as the schedule says; where memory runs out, with half of them from then on.
 
         Chunks, noise and the random numbers of a row do not depend on the rows beside it, so the tokens are
-        those of a run that fitted, but for two that are a rounding apart.
+        those of a run that fitted, except where two tokens are a rounding error apart.
         """
         while True:
             rows = self.schedule.rows.value

@@ -85,7 +85,7 @@ class PatientStorage:
 
     Nothing is repeated before the first answer.  A request that failed may have been carried out, and only
     its answer lost: attributes, values and parameters are then written again unchanged; a finished trial
-    stays finished; and of a trial that was begun twice the second has an owner, and the first fails when the
+    stays finished; and if a trial was begun twice, the second has an owner, and the first fails when the
     search ends.
     """
 
@@ -218,8 +218,8 @@ def _storage_errors(optuna: Any) -> tuple[type[Exception], ...]:
 def _make_lock(path: Path, journal: Any) -> Any:
     """Make Optuna's lock of a journal: a link to it, through which it asks how old the lock is.
 
-    A link that leads nowhere cannot be asked, and a worker that died with it would be waited for for ever: so
-    it names the file beside it, wherever the folder is moved to or mounted.
+    A dangling link has no age, so the lock of a dead worker would block the others for ever.  Therefore the
+    link names the journal by its file name alone, which stays valid wherever the folder is moved or mounted.
     """
     lock = journal.JournalFileSymlinkLock(str(path), grace_period=STALE_LOCK_S)
     lock._lock_target_file = path.name

@@ -34,8 +34,8 @@ def mean_difference(positive_LND: Tensor, negative_LND: Tensor) -> Tensor:
 def pca_of_differences(positive_LND: Tensor, negative_LND: Tensor) -> Tensor:
     """Return the first principal axis of the differences and their opposites.
 
-    Centring the differences themselves would remove what they have in common, which is the very thing
-    looked for; with both signs their mean is 0 already.
+    Centring the differences themselves would remove what they have in common, which is what the method looks
+    for; with both signs their mean is 0 already.
     """
     if positive_LND.shape != negative_LND.shape:
         raise BadInput(

@@ -26,8 +26,8 @@ TAIL_LINES = 5
 class RayWorkers:
     """Workers wherever Ray finds room; leaving the block early cancels them.
 
-    `beats` tells what each worker last said to the study: one that has said nothing since it was asked for is
-    not waited for.
+    `beats` returns the last heartbeat of each worker: one that has sent none since it was requested is not
+    waited for.
     """
 
     def __init__(
