@@ -3,8 +3,9 @@
     python benchmarks/evolution/tiles.py --model qwen2.5-1.5b --ranks 4 16 --save DIR      # a GPU
 
 A whole decode step, recorded as a graph, replays in turn with plain inference and with the best step so far.
-The sizes of one kernel are tried at a time, from those that `tiles_for` gives on; a size that wins stays.
-The smallest time of a step's replays counts, so that a GPU that others use too can answer.
+One change is tried at a time, from the sizes that `tiles_for` gives on; a change that wins stays.
+The smallest time of a step's replays counts, so that a GPU that others use too can answer.  `apart` is the
+distance of its logits from those of the first, relative to their length.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import datetime
-import itertools
 import json
 import statistics
 import sys
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from triton.errors import TritonError
 
 HERE = Path(__file__).parent
@@ -37,11 +38,22 @@ from flatout.multiplex.models.decoder import Decoder  # noqa: E402
 from flatout.multiplex.rows import Rows  # noqa: E402
 
 REPLAYS = 20
-# The sizes of each kernel, tried together.
-KERNELS = {
-    "gate": {"gate_block": (128, 256, 512, 1024), "gate_warps": (1, 2, 4, 8)},
-    "norm": {"norm_warps": (4, 8, 16)},
-    "attend": {"attend_warps": (1, 2, 4), "attend_tile": (16, 32)},
+# What is tried one after the other, from the sizes of `tiles_for` on.
+TRIED: dict[int, list[dict[str, Any]]] = {
+    4: [
+        {"convert": True},
+        {"norm_registers": 64},
+        {"attend_registers": 96},
+        {"gate_block": 256, "gate_warps": 1},
+    ],
+    16: [
+        {"gate_dot": True},
+        {"convert": True},
+        {"gate_dot": True, "gate_registers": 64},
+        {"attend_registers": 96},
+        {"gate_dot": True, "gate_block": 512, "gate_warps": 2, "gate_registers": None},
+        {"norm_registers": 64},
+    ],
 }
 
 
@@ -63,6 +75,10 @@ class Step:
     def _run(self) -> None:
         self._step.best(self._step.decode(self.state.token, self.state.position))
 
+    def logits(self) -> Tensor:
+        self.graph.replay()
+        return self._step.logits.float()
+
     def ms(self) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
@@ -83,25 +99,27 @@ def search(decoder: Decoder, *, rank: int, rows: int, positions: int, keep: Any)
     plain = Step(decoder, state, {}, tiles_for(0, 2, width=decoder.width))
     best_tiles = tiles_for(rank, 2, width=decoder.width)
     best = Step(decoder, state, factors, best_tiles)
+    chosen = best.logits()
     keep(row_of(rank, "as chosen", best_tiles, *race(plain, best, best)))
-    for kernel, sizes in KERNELS.items():
-        for values in itertools.product(*sizes.values()):
-            tiles = dataclasses.replace(best_tiles, **dict(zip(sizes, values, strict=True)))
-            if tiles == best_tiles:
-                continue
-            began = time.perf_counter()
-            try:
-                other = Step(decoder, state, factors, tiles)
-            except (RuntimeError, ValueError, TritonError) as error:  # sizes that do not fit
-                keep({"rank": rank, "kernel": kernel, "tiles": str(tiles), "failed": str(error)[:200]})
-                continue
-            compiled_s = time.perf_counter() - began
-            plain_ms, best_ms, ms = race(plain, best, other)
-            row = row_of(rank, kernel, tiles, plain_ms, best_ms, ms)
-            row["compiled_s"] = compiled_s
-            keep(row)
-            if ms[0] < 0.998 * best_ms[0]:
-                best, best_tiles = other, tiles
+    for changes in TRIED.get(rank, []):
+        tiles = dataclasses.replace(best_tiles, **changes)
+        if tiles == best_tiles:
+            continue
+        tried = ", ".join(f"{name} {value}" for name, value in changes.items())
+        began = time.perf_counter()
+        try:
+            other = Step(decoder, state, factors, tiles)
+        except (RuntimeError, ValueError, TritonError) as error:  # sizes that do not fit
+            keep({"rank": rank, "tried": tried, "tiles": str(tiles), "failed": str(error)[:200]})
+            continue
+        compiled_s = time.perf_counter() - began
+        plain_ms, best_ms, ms = race(plain, best, other)
+        row = row_of(rank, tried, tiles, plain_ms, best_ms, ms)
+        row["compiled_s"] = compiled_s
+        row["apart"] = float((other.logits() - chosen).norm() / chosen.norm())
+        keep(row)
+        if ms[0] < 0.998 * best_ms[0]:
+            best, best_tiles = other, tiles
     keep(row_of(rank, "best", best_tiles, *race(plain, best, best)))
 
 
@@ -116,7 +134,7 @@ def race(*steps: Step) -> list[tuple[float, float]]:
 
 def row_of(
     rank: int,
-    kernel: str,
+    tried: str,
     tiles: Tiles,
     plain: tuple[float, float],
     best: tuple[float, float],
@@ -124,7 +142,7 @@ def row_of(
 ) -> dict[str, Any]:
     return {
         "rank": rank,
-        "kernel": kernel,
+        "tried": tried,
         "tiles": dataclasses.asdict(tiles),
         "plain_ms": plain,
         "best_ms": best,
@@ -135,13 +153,13 @@ def row_of(
 
 def show(row: dict[str, Any]) -> None:
     if "failed" in row:
-        print(f"  rank {row['rank']}, {row['kernel']}: {row['tiles']} failed: {row['failed']}", flush=True)
+        print(f"  rank {row['rank']}, {row['tried']}: {row['tiles']} failed: {row['failed']}", flush=True)
         return
     sizes = ", ".join(f"{name} {value}" for name, value in row["tiles"].items())
     print(
-        f"  rank {row['rank']}, {row['kernel']}: {row['ms'][0]:.3f} ms (median {row['ms'][1]:.3f}), best"
+        f"  rank {row['rank']}, {row['tried']}: {row['ms'][0]:.3f} ms (median {row['ms'][1]:.3f}), best"
         f" so far {row['best_ms'][0]:.3f}, plain {row['plain_ms'][0]:.3f}:"
-        f" {row['of_plain']:.3f} of plain; {sizes}",
+        f" {row['of_plain']:.3f} of plain; logits apart {row.get('apart', 0.0):.1e}; {sizes}",
         flush=True,
     )
 
@@ -151,7 +169,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="qwen2.5-1.5b", choices=list(SHAPES))
-    parser.add_argument("--ranks", nargs="+", type=int, default=[4, 16])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[16, 4])
     parser.add_argument("--rows", type=int, default=1024)
     parser.add_argument("--positions", type=int, default=288)
     parser.add_argument("--save", type=Path, default=None, metavar="DIR")

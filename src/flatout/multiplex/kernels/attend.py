@@ -55,6 +55,7 @@ def attend(
     NORMED: tl.constexpr,
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
+    CONVERT: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -87,11 +88,11 @@ def attend(
     for j in tl.static_range(RANK):
         c = tl.load(coefficients + row * RANK + j)
         start = (which * RANK + j) * WIDTH
-        q0 += c * factor(expand, start, q_at, live[:, None])
-        q1 += c * factor(expand, start, q_at + HALF, live[:, None])
-        k0 += c * factor(expand, start, k_at, half < HALF)
-        k1 += c * factor(expand, start, k_at + HALF, half < HALF)
-        v += c * factor(expand, start, v_at, full < E)
+        q0 += c * factor(expand, start, q_at, live[:, None], CONVERT)
+        q1 += c * factor(expand, start, q_at + HALF, live[:, None], CONVERT)
+        k0 += c * factor(expand, start, k_at, half < HALF, CONVERT)
+        k1 += c * factor(expand, start, k_at + HALF, half < HALF, CONVERT)
+        v += c * factor(expand, start, v_at, full < E, CONVERT)
     kind = keys.dtype.element_ty
     if NORMED:
         q_inverse = tl.rsqrt((tl.sum(q0 * q0, 1) + tl.sum(q1 * q1, 1)) / E + norm_eps)[:, None]
@@ -157,10 +158,10 @@ def attend(
         if RANK % 4 == 0:
             for j in tl.static_range(0, RANK, 4):
                 start = (which * RANK + j) * H * E
-                p0 = o * factor(shrink, start, o_at, live[:, None])
-                p1 = o * factor(shrink, start + H * E, o_at, live[:, None])
-                p2 = o * factor(shrink, start + 2 * H * E, o_at, live[:, None])
-                p3 = o * factor(shrink, start + 3 * H * E, o_at, live[:, None])
+                p0 = o * factor(shrink, start, o_at, live[:, None], CONVERT)
+                p1 = o * factor(shrink, start + H * E, o_at, live[:, None], CONVERT)
+                p2 = o * factor(shrink, start + 2 * H * E, o_at, live[:, None], CONVERT)
+                p3 = o * factor(shrink, start + 3 * H * E, o_at, live[:, None], CONVERT)
                 p0, p1, p2, p3 = tl.reduce((p0, p1, p2, p3), 1, add_four)
                 p0, p1, p2, p3 = tl.reduce((p0, p1, p2, p3), 0, add_four)
                 tl.store(to + j * K, p0 * gain)
@@ -169,5 +170,5 @@ def attend(
                 tl.store(to + (j + 3) * K, p3 * gain)
         else:
             for j in tl.static_range(RANK):
-                b = factor(shrink, (which * RANK + j) * H * E, o_at, live[:, None])
+                b = factor(shrink, (which * RANK + j) * H * E, o_at, live[:, None], CONVERT)
                 tl.store(to + j * K, tl.sum(tl.sum(o * b, 1), 0) * gain)

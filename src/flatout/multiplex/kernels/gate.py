@@ -1,7 +1,8 @@
 """activation(gate) * up between the MLP's two products, with the correction of both.
 
 The down product's coefficients are left as one partial sum per block of columns: adding them up in the next
-kernel keeps the result the same from run to run, which atomic additions would not.
+kernel keeps the result the same from run to run, which atomic additions would not.  At higher ranks tensor
+cores can compute them, exactly: by then the rows are rounded to the model's dtype, and int8 is exact in it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ def gate_up(
     RANK: tl.constexpr,
     ROWS: tl.constexpr,
     KIND: tl.constexpr,
+    DOT: tl.constexpr,  # RANK up to a power of two of at least 16: coefficients by a matrix product; or 0
+    CONVERT: tl.constexpr,
 ):
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows = first + tl.arange(0, ROWS)
@@ -48,9 +51,13 @@ def gate_up(
     own = first // num_tokens
     which = tl.load(variant + own)
     if RANK == 1:
-        b0 = factor(shrink, which * WIDTH, columns, inside)
-        a0 = factor(expand, which * 2 * WIDTH, columns, inside)
-        a1 = factor(expand, which * 2 * WIDTH, columns + WIDTH, inside)
+        b0 = factor(shrink, which * WIDTH, columns, inside, CONVERT)
+        a0 = factor(expand, which * 2 * WIDTH, columns, inside, CONVERT)
+        a1 = factor(expand, which * 2 * WIDTH, columns + WIDTH, inside, CONVERT)
+    if DOT:
+        rank = tl.arange(0, DOT)
+        b_at = shrink + (which * RANK + rank[:, None]) * WIDTH + columns[None, :]
+        b = tl.load(b_at, mask=inside[None, :] & (rank[:, None] < RANK), other=0)
     at = rows[:, None] * (2 * WIDTH) + columns[None, :]
     g = tl.load(joined + at, mask=inside[None, :], other=0.0, eviction_policy=ONCE).to(tl.float32)
     u = tl.load(joined + at + WIDTH, mask=inside[None, :], other=0.0, eviction_policy=ONCE).to(tl.float32)
@@ -61,22 +68,27 @@ def gate_up(
             u += c[:, None] * a1[None, :]
         else:
             start = (which * RANK + j) * 2 * WIDTH
-            g += c[:, None] * factor(expand, start, columns, inside)[None, :]
-            u += c[:, None] * factor(expand, start, columns + WIDTH, inside)[None, :]
+            g += c[:, None] * factor(expand, start, columns, inside, CONVERT)[None, :]
+            u += c[:, None] * factor(expand, start, columns + WIDTH, inside, CONVERT)[None, :]
     h = (activate(g, KIND) * u).to(out.dtype.element_ty)
     tl.store(out + rows[:, None] * WIDTH + columns[None, :], h, mask=inside[None, :])
     if RANK > 0:
         gain = scale_out * tl.load(sign + rows // num_tokens)
-        h = tl.where(inside[None, :], h.to(tl.float32), 0.0)
-        if RANK == 1:
-            tl.store(shrunk + rows * PARTS + part, tl.sum(h * b0[None, :], 1) * gain)
+        h = tl.where(inside[None, :], h, 0.0)
+        if DOT:
+            p = tl.dot(b.to(h.dtype), tl.trans(h))
+            to = shrunk + (rows[None, :] * RANK + rank[:, None]) * PARTS + part
+            tl.store(to, p * gain[None, :], mask=rank[:, None] < RANK)
+        elif RANK == 1:
+            tl.store(shrunk + rows * PARTS + part, tl.sum(h.to(tl.float32) * b0[None, :], 1) * gain)
         elif RANK % 4 == 0:
+            h = h.to(tl.float32)
             for j in tl.static_range(0, RANK, 4):
                 start = (which * RANK + j) * WIDTH
-                p0 = h * factor(shrink, start, columns, inside)[None, :]
-                p1 = h * factor(shrink, start + WIDTH, columns, inside)[None, :]
-                p2 = h * factor(shrink, start + 2 * WIDTH, columns, inside)[None, :]
-                p3 = h * factor(shrink, start + 3 * WIDTH, columns, inside)[None, :]
+                p0 = h * factor(shrink, start, columns, inside, CONVERT)[None, :]
+                p1 = h * factor(shrink, start + WIDTH, columns, inside, CONVERT)[None, :]
+                p2 = h * factor(shrink, start + 2 * WIDTH, columns, inside, CONVERT)[None, :]
+                p3 = h * factor(shrink, start + 3 * WIDTH, columns, inside, CONVERT)[None, :]
                 p0, p1, p2, p3 = tl.reduce((p0, p1, p2, p3), 1, add_four)
                 to = shrunk + (rows * RANK + j) * PARTS + part
                 tl.store(to, p0 * gain)
@@ -84,6 +96,7 @@ def gate_up(
                 tl.store(to + 2 * PARTS, p2 * gain)
                 tl.store(to + 3 * PARTS, p3 * gain)
         else:
+            h = h.to(tl.float32)
             for j in tl.static_range(RANK):
-                b = factor(shrink, (which * RANK + j) * WIDTH, columns, inside)
+                b = factor(shrink, (which * RANK + j) * WIDTH, columns, inside, CONVERT)
                 tl.store(shrunk + (rows * RANK + j) * PARTS + part, tl.sum(h * b[None, :], 1) * gain)

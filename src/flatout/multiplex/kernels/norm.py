@@ -30,20 +30,30 @@ def stored(pointer, start, columns, inside):
 
 
 @triton.jit
-def opened(value):
+def opened(value, CONVERT: tl.constexpr = False):
     """Return float32 values of what `stored` loaded.
 
-    int8 is not converted: the integer is added into the mantissa of a constant, at a quarter of the cost.
+    Without CONVERT, int8 is added into the mantissa of a constant: three cheap instructions instead of one
+    of the converter.
     """
-    if value.dtype == tl.int8:
+    if value.dtype == tl.int8 and not CONVERT:
         return (value.to(tl.int32) + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0
     return value.to(tl.float32)
 
 
 @triton.jit
-def factor(pointer, start, columns, inside):
+def factor(pointer, start, columns, inside, CONVERT: tl.constexpr = False):
     """Return float32 values of a factor's `columns` past element `start`."""
-    return opened(stored(pointer, start, columns, inside))
+    return opened(stored(pointer, start, columns, inside), CONVERT)
+
+
+@triton.jit
+def total(at, part, PARTS: tl.constexpr, SPAN: tl.constexpr, BLOCK_PARTS: tl.constexpr):
+    """Return partial sums added up until SPAN of them are left, few enough for the threads of a warp."""
+    found = tl.load(at, mask=part < PARTS, other=0.0)
+    for start in tl.static_range(SPAN, BLOCK_PARTS, SPAN):
+        found += tl.load(at + start, mask=part + start < PARTS, other=0.0)
+    return found
 
 
 @triton.jit
@@ -75,6 +85,7 @@ def add_norm(
     SCALED: tl.constexpr,
     STEERED: tl.constexpr,
     ROWS: tl.constexpr,
+    CONVERT: tl.constexpr,
 ):
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows = first + tl.arange(0, ROWS)
@@ -87,9 +98,9 @@ def add_norm(
     # Factors first: they wait for nothing, and no load passes a reduction.  Of rank 4 they
     # stay as stored until then; this was measured with two rows a program.
     if RANK_OUT == 1:
-        b0 = factor(shrink, which * WIDTH, columns, inside)
+        b0 = factor(shrink, which * WIDTH, columns, inside, CONVERT)
     if RANK_IN == 1:
-        a0 = factor(expand, which * WIDTH, columns, inside)
+        a0 = factor(expand, which * WIDTH, columns, inside, CONVERT)
     if RANK_OUT == 4 and ROWS == 2:
         s0 = stored(shrink, which * 4 * WIDTH, columns, inside)
         s1 = stored(shrink, which * 4 * WIDTH + WIDTH, columns, inside)
@@ -98,22 +109,22 @@ def add_norm(
     if FROM_BRANCH:
         x = tl.load(residual + at, mask=inside[None, :], other=0.0).to(tl.float32)
         x += tl.load(branch + at, mask=inside[None, :], other=0.0, eviction_policy=ONCE).to(tl.float32)
-        part = tl.arange(0, BLOCK_PARTS)
-        some = part[None, :] < PARTS
-        c_at = coefficients + rows[:, None] * (RANK_IN * PARTS) + part[None, :]
+        SPAN: tl.constexpr = 16 if BLOCK_PARTS > 16 and RANK_IN > 1 else BLOCK_PARTS
+        part = tl.arange(0, SPAN)[None, :]
+        c_at = coefficients + rows[:, None] * (RANK_IN * PARTS) + part
         if RANK_IN == 1:
-            x += tl.sum(tl.load(c_at, mask=some, other=0.0), 1)[:, None] * a0[None, :]
+            x += tl.sum(total(c_at, part, PARTS, SPAN, BLOCK_PARTS), 1)[:, None] * a0[None, :]
         elif RANK_IN % 4 == 0:
             for j in tl.static_range(0, RANK_IN, 4):
                 start = (which * RANK_IN + j) * WIDTH
-                a0 = factor(expand, start, columns, inside)
-                a1 = factor(expand, start + WIDTH, columns, inside)
-                a2 = factor(expand, start + 2 * WIDTH, columns, inside)
-                a3 = factor(expand, start + 3 * WIDTH, columns, inside)
-                c0 = tl.load(c_at + j * PARTS, mask=some, other=0.0)
-                c1 = tl.load(c_at + (j + 1) * PARTS, mask=some, other=0.0)
-                c2 = tl.load(c_at + (j + 2) * PARTS, mask=some, other=0.0)
-                c3 = tl.load(c_at + (j + 3) * PARTS, mask=some, other=0.0)
+                a0 = factor(expand, start, columns, inside, CONVERT)
+                a1 = factor(expand, start + WIDTH, columns, inside, CONVERT)
+                a2 = factor(expand, start + 2 * WIDTH, columns, inside, CONVERT)
+                a3 = factor(expand, start + 3 * WIDTH, columns, inside, CONVERT)
+                c0 = total(c_at + j * PARTS, part, PARTS, SPAN, BLOCK_PARTS)
+                c1 = total(c_at + (j + 1) * PARTS, part, PARTS, SPAN, BLOCK_PARTS)
+                c2 = total(c_at + (j + 2) * PARTS, part, PARTS, SPAN, BLOCK_PARTS)
+                c3 = total(c_at + (j + 3) * PARTS, part, PARTS, SPAN, BLOCK_PARTS)
                 if ROWS == 1:  # one reduction of four over a single row ran 20 times slower
                     c0, c1, c2, c3 = tl.sum(c0, 1), tl.sum(c1, 1), tl.sum(c2, 1), tl.sum(c3, 1)
                 else:
@@ -122,8 +133,8 @@ def add_norm(
                 x += c2[:, None] * a2[None, :] + c3[:, None] * a3[None, :]
         else:
             for j in tl.static_range(RANK_IN):
-                a = factor(expand, (which * RANK_IN + j) * WIDTH, columns, inside)
-                x += tl.sum(tl.load(c_at + j * PARTS, mask=some, other=0.0), 1)[:, None] * a[None, :]
+                a = factor(expand, (which * RANK_IN + j) * WIDTH, columns, inside, CONVERT)
+                x += tl.sum(total(c_at + j * PARTS, part, PARTS, SPAN, BLOCK_PARTS), 1)[:, None] * a[None, :]
     else:
         token = tl.load(tokens + rows).to(tl.int64)
         x = tl.load(embedding + token[:, None] * WIDTH + columns[None, :], mask=inside[None, :], other=0.0)
@@ -150,8 +161,8 @@ def add_norm(
         if RANK_OUT == 1:
             tl.store(to, tl.sum(xw * b0[None, :], 1) * gain)
         elif RANK_OUT == 4 and ROWS == 2:
-            p0, p1 = xw * opened(s0)[None, :], xw * opened(s1)[None, :]
-            p2, p3 = xw * opened(s2)[None, :], xw * opened(s3)[None, :]
+            p0, p1 = xw * opened(s0, CONVERT)[None, :], xw * opened(s1, CONVERT)[None, :]
+            p2, p3 = xw * opened(s2, CONVERT)[None, :], xw * opened(s3, CONVERT)[None, :]
             p0, p1, p2, p3 = tl.reduce((p0, p1, p2, p3), 1, add_four)
             tl.store(to, p0 * gain)
             tl.store(to + 1, p1 * gain)
@@ -160,10 +171,10 @@ def add_norm(
         elif RANK_OUT % 4 == 0:
             for j in tl.static_range(0, RANK_OUT, 4):
                 start = (which * RANK_OUT + j) * WIDTH
-                p0 = xw * factor(shrink, start, columns, inside)[None, :]
-                p1 = xw * factor(shrink, start + WIDTH, columns, inside)[None, :]
-                p2 = xw * factor(shrink, start + 2 * WIDTH, columns, inside)[None, :]
-                p3 = xw * factor(shrink, start + 3 * WIDTH, columns, inside)[None, :]
+                p0 = xw * factor(shrink, start, columns, inside, CONVERT)[None, :]
+                p1 = xw * factor(shrink, start + WIDTH, columns, inside, CONVERT)[None, :]
+                p2 = xw * factor(shrink, start + 2 * WIDTH, columns, inside, CONVERT)[None, :]
+                p3 = xw * factor(shrink, start + 3 * WIDTH, columns, inside, CONVERT)[None, :]
                 p0, p1, p2, p3 = tl.reduce((p0, p1, p2, p3), 1, add_four)
                 tl.store(to + j, p0 * gain)
                 tl.store(to + j + 1, p1 * gain)
@@ -171,5 +182,5 @@ def add_norm(
                 tl.store(to + j + 3, p3 * gain)
         else:
             for j in tl.static_range(RANK_OUT):
-                b = factor(shrink, (which * RANK_OUT + j) * WIDTH, columns, inside)
+                b = factor(shrink, (which * RANK_OUT + j) * WIDTH, columns, inside, CONVERT)
                 tl.store(to + j, tl.sum(xw * b[None, :], 1) * gain)

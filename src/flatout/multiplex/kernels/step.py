@@ -48,17 +48,30 @@ class Tiles:
     gate_rows: int = 1
     gate_block: int = 256
     gate_warps: int = 1
+    gate_dot: bool = False  # by tensor cores: int8 factors of a model that is not float32
+    convert: bool = False  # int8 by the converter
+    norm_registers: int | None = None  # at most so many a thread
+    gate_registers: int | None = None
+    attend_registers: int | None = None
 
 
 def tiles_for(rank: int, shared: int, *, width: int = 0) -> Tiles:
     """Return the sizes that were fastest on an H200, by rank; `shared` neighbouring rows run one variant.
 
-    At rank 4 a wide row of factors needs twice the threads to stay in registers.
+    From rank 4 on a wide row of factors needs twice the threads to stay in registers.
     """
     pair = 2 if shared % 2 == 0 else 1
     if rank == 0:
         return Tiles(norm_warps=4, gate_block=512, gate_warps=2)
-    return Tiles(norm_rows=pair, norm_warps=16 if rank >= 4 and width > 2048 else 8, gate_rows=pair)
+    long = 4 <= rank < 16 and width > 1024
+    return Tiles(
+        norm_rows=pair,
+        norm_warps=16 if rank >= 4 and width > 2048 else 8,
+        attend_warps=2 if rank >= 4 else 1,
+        gate_rows=pair,
+        gate_block=1024 if long else 256,
+        gate_warps=4 if long else 1,
+    )
 
 
 class Term(NamedTuple):
@@ -117,6 +130,8 @@ class DecodeStep:
         self.logits = torch.empty(self.num_rows, decoder.vocabulary, dtype=decoder.dtype, **made)
         self.best_value = torch.empty(self.num_rows, CHUNKS, dtype=torch.float32, **made)
         self.best_token = torch.empty(self.num_rows, CHUNKS, dtype=torch.int32, **made)
+        kinds = {one.shrink.dtype for one in self._terms.values()}
+        self.dot = self.tiles.gate_dot and kinds == {torch.int8} and decoder.dtype != torch.float32
         self.precision = "ieee" if decoder.dtype == torch.float32 else "tf32"
 
     def decode(self, token: Tensor, position: Tensor) -> Tensor:
@@ -215,7 +230,8 @@ class DecodeStep:
             WIDTH=width, BLOCK=triton.next_power_of_2(width), RANK_IN=last.rank, RANK_OUT=coming.rank,
             PARTS=parts, BLOCK_PARTS=triton.next_power_of_2(parts),
             FROM_BRANCH=token is None, SCALED=scale is not None, STEERED=vectors is not None, ROWS=tile,
-            num_warps=self.tiles.norm_warps,
+            CONVERT=self.tiles.convert,
+            num_warps=self.tiles.norm_warps, **_at_most(self.tiles.norm_registers),
         )  # fmt: skip
 
     def _shared_rows(self, wanted: int, call: KernelCall) -> int:
@@ -262,7 +278,9 @@ class DecodeStep:
             call.tables.index, call.tables.sign, down.scale, call.num_tokens,
             WIDTH=width, BLOCK=self.tiles.gate_block, PARTS=parts, RANK=up.rank, ROWS=tile,
             KIND=mlp.activation,
-            num_warps=self.tiles.gate_warps,
+            DOT=max(16, triton.next_power_of_2(up.rank)) if self.dot and up.rank else 0,
+            CONVERT=self.tiles.convert,
+            num_warps=self.tiles.gate_warps, **_at_most(self.tiles.gate_registers),
         )  # fmt: skip
 
     def _attend(self, number: int, attention: Attention, position: Tensor) -> None:
@@ -278,8 +296,8 @@ class DecodeStep:
             TILE=self.tiles.attend_tile, STAGES=self.tiles.attend_stages,
             BIASED=attention.qkv.bias is not None,
             NORMED=attention.q_norm is not None, WINDOWED=attention.window is not None,
-            PRECISION=self.precision,
-            num_warps=self.tiles.attend_warps,
+            PRECISION=self.precision, CONVERT=self.tiles.convert,
+            num_warps=self.tiles.attend_warps, **_at_most(self.tiles.attend_registers),
         )  # fmt: skip
 
     def _attend_prompt(self, number: int, attention: Attention, call: KernelCall, slots: Tensor) -> Tensor:
@@ -329,6 +347,10 @@ def _head_tensors(attention: Attention) -> tuple[Tensor, Tensor, Tensor, Tensor,
         unread if q_norm is None else q_norm.weight,
         unread if k_norm is None else k_norm.weight,
     )
+
+
+def _at_most(registers: int | None) -> dict[str, int]:
+    return {} if registers is None else {"maxnreg": registers}
 
 
 def _norm_eps(attention: Attention) -> float:

@@ -27,6 +27,7 @@ class Case:
     normed: bool = False
     biased: bool = False
     window: int | None = None
+    convert: bool = False
 
     def __post_init__(self) -> None:
         numbers, ranks = Numbers(self.rank), max(self.rank, 1)
@@ -80,7 +81,7 @@ class Case:
             self.tables.index, self.tables.sign, self.scale, SCALE, EPS, LENGTH, self.window or 0,
             H=HEADS, K=SHARED, E=WIDTH, GROUP=4, COPIES=4, RANK=self.rank, TILE=16, STAGES=1,
             BIASED=self.biased, NORMED=self.normed, WINDOWED=self.window is not None, PRECISION="ieee",
-            num_warps=1,
+            CONVERT=self.convert, num_warps=1,
         )  # fmt: skip
         return out, shrunk.sum(-1)
 
@@ -92,6 +93,7 @@ class Case:
         (1, torch.int8, {"biased": True}),
         (3, torch.float32, {"normed": True}),
         (4, torch.int8, {"biased": True, "normed": True}),
+        (4, torch.int8, {"convert": True}),
         (1, torch.int8, {"window": 7}),
         (0, torch.int8, {"window": 100}),
     ],

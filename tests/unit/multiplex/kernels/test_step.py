@@ -63,3 +63,11 @@ def test_rows_of_a_program_run_one_variant() -> None:
         alone, paired = tiles_for(rank, 1), tiles_for(rank, 2)
         assert alone.norm_rows == alone.gate_rows == 1
         assert {paired.norm_rows, paired.gate_rows} <= {1, 2}
+
+
+def test_a_gate_with_few_columns_keeps_short_blocks() -> None:
+    """Blocks of 1,024 columns were faster at rank 4 on a wide model; a narrow one would fill them badly."""
+    from flatout.multiplex.kernels.step import tiles_for
+
+    assert tiles_for(4, 2, width=1536).gate_block == 1024
+    assert tiles_for(4, 2, width=576).gate_block == tiles_for(16, 2, width=1536).gate_block == 256
