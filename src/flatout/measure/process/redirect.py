@@ -3,8 +3,8 @@
 A script saves checkpoints and logs where it always does; a trial must not overwrite those.  Files that Python
 or torch opens for writing are created in the scratch folder under the same path, and later reads find them
 there.  A file that is opened for update or append is copied there first.  A folder that the script removes
-with everything in it stays, and is hidden from the script.  Files in the system's temporary folder, and
-anything that is not a file (a terminal, a pipe), stay as they are.
+with everything in it stays, and is hidden from the script.  Files in the system's temporary folder, caches of
+compiled code, and anything that is not a file (a terminal, a pipe), stay as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,15 @@ def redirect_writes(patches: Patches, scratch: Path, *, apart: Sequence[Path] = 
             if os.path.lexists(mirror.now(path)):
                 raise FileExistsError(17, "File exists", path)
             path = mirror.for_writing(path, keep=False)
+            make_parent(path)
         real_mkdir(path, *args, **kwargs)
+
+    def make_parent(path: Any) -> None:
+        """Make a folder on the disk that the script made in the scratch folder, if it holds free ones."""
+        parent = os.path.dirname(os.path.abspath(os.fsdecode(path)))
+        if not _exists(parent) and os.path.isdir(parent):
+            make_parent(parent)
+            real_mkdir(parent)
 
     patches.replace(builtins, "open", opened)
     patches.replace(io, "open", opened)
@@ -204,12 +212,28 @@ class _Entries:
             scan.close()
 
 
+def compiled_code() -> Iterator[str]:
+    """Return the folders in which Triton, inductor and torch's extensions keep what they compile.
+
+    The system's linker loads it from there, and knows nothing of a scratch folder.
+    """
+    home, variables = os.path.expanduser("~"), os.environ
+    user_cache = variables.get("XDG_CACHE_HOME") or os.path.join(home, ".cache")
+    yield os.path.join(variables.get("TRITON_HOME") or home, ".triton")
+    yield variables.get("TORCH_EXTENSIONS_DIR") or os.path.join(user_cache, "torch_extensions")
+    yield from (
+        variables[each] for each in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR") if variables.get(each)
+    )
+
+
 class Mirror:
     """Maps paths to the scratch folder."""
 
     def __init__(self, scratch: Path, apart: Sequence[Path] = ()) -> None:
         self._scratch = os.path.realpath(scratch)
-        self._apart = tuple(os.path.join(os.path.realpath(folder), "") for folder in (scratch, *apart))
+        self._apart = tuple(
+            os.path.join(os.path.realpath(folder), "") for folder in (scratch, *apart, *compiled_code())
+        )
         temporary = os.path.realpath(tempfile.gettempdir())
         self._free = tuple(
             os.path.join(os.path.realpath(folder), "") for folder in (temporary, "/dev", "/proc")

@@ -156,3 +156,37 @@ def test_looks_at_files_cost_next_to_nothing_until_something_is_written(
     assert os.stat("log.txt").st_size == len("of a worker")
     resolved = 0
     assert os.stat("earlier/run/result.txt").st_size == len("precious") and resolved == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "inside"),
+    [
+        ("HOME", ".triton/cache"),
+        ("TRITON_HOME", ".triton/cache"),
+        ("TRITON_CACHE_DIR", ""),
+        ("TORCHINDUCTOR_CACHE_DIR", ""),
+        ("XDG_CACHE_HOME", "torch_extensions"),
+        ("TORCH_EXTENSIONS_DIR", ""),
+    ],
+)
+def test_compiled_code_is_written_where_the_linker_loads_it(
+    variable: str, inside: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "project"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    for each in ("TRITON_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR"):
+        monkeypatch.delenv(each, raising=False)
+    monkeypatch.setenv(variable, str(here / "own"))
+    library = here / "own" / inside / "kernels.so"
+    patches = Patches()
+    redirect_writes(patches, tmp_path / "scratch")
+    try:
+        os.makedirs(library.parent, exist_ok=True)
+        library.with_suffix(".new").write_bytes(b"code")
+        os.replace(library.with_suffix(".new"), library)
+        (here / "own" / "notes.txt").touch()
+    finally:
+        patches.undo()
+    assert library.read_bytes() == b"code"
+    assert (here / "own" / "notes.txt").exists() == (not inside)  # what lies beside is redirected
