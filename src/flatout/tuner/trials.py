@@ -31,6 +31,7 @@ from flatout.measure.run.lineage import adopt_orphans
 from flatout.tuner.child import MODULE, ChildOptions, TrialOptions
 from flatout.tuner.results.machine import Machine, machine_of
 from flatout.tuner.treatment import Dose, all_treatments
+from flatout.tuner.trial.fork_server import Forked, ForkServer, can_fork
 from flatout.tuner.trial.journal import Journal
 from flatout.tuner.trial.meter import TrialResult
 from flatout.tuner.trial.turns import TrialTurn, Turns
@@ -44,6 +45,8 @@ AHEAD = "ahead"  # expects trials that are likely needed; under other labels the
 ENDS_S = 0.2  # between two looks at trials that are being ended
 
 TrialRun = tuple[Sequence[Dose], dict[str, Any]]  # a trial: treatments, and fields of TrialOptions
+
+Process = subprocess.Popen[bytes] | Forked
 
 # Trials that run one after the other on one machine.
 Unit = tuple[tuple[tuple[Dose, ...], dict[str, Any]], ...]
@@ -134,7 +137,10 @@ class Trials:
         self.ends_s = math.inf  # on the clock of `monotonic`: a trial that runs longer is ended
         self.always: dict[str, Any] = {}  # fields of TrialOptions for all trials
         self.at_once = 1  # trials whose times do not count
-        self._started: set[subprocess.Popen[bytes]] = set()  # and not ended yet
+        self._started: set[Process] = set()  # and not ended yet
+        self._may_fork = ranks == 1 and can_fork()
+        self._forks = False  # whether a trial that was forked has succeeded
+        self._server: ForkServer | None = None  # started once a plain start has shown that it changes nothing
         self._one_writes = threading.Lock()
 
     @functools.cached_property
@@ -145,6 +151,7 @@ class Trials:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._end_server()
         if "folder" in vars(self):
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -268,7 +275,7 @@ class Trials:
         with self._one_writes:
             self.num_run += 1
             own = self.folder / str(self.num_run)
-        (own / "scratch").mkdir(parents=True)
+        own.mkdir()
         workers = [int(dose.value) for dose in doses if dose.name == "loader-workers"]
         plan = self.plan.past_queue(workers[-1]) if timed and workers else self.plan
         # The job's own runs are compared in numbers, too; and ranks, each with its clock, must end alike.
@@ -298,18 +305,57 @@ class Trials:
     def _run_child(
         self, child: ChildOptions, own: Path, *, limit_s: float, turn: TrialTurn | None = None
     ) -> TrialResult:
+        """Run a trial, forked where that works; where several have room, they start beside each other."""
+        if turn is not None or self.at_once > 1:
+            return self._run_processes(child, own, limit_s=limit_s, turn=turn)
+        server = self._server
+        found = self._run_processes(child, own, limit_s=limit_s, server=server)
+        works = found.ended in ("measured", "finished")
+        if server is None:  # a server ends with the thread that starts it
+            in_main = threading.current_thread() is threading.main_thread()
+            if self._may_fork and in_main and works and found.starts_plainly:
+                self._server = ForkServer(self.child)
+        elif works:
+            self._forks = True
+        elif not self._forks:  # is it the treatment that fails, or the fork?
+            self._may_fork = False
+            self._end_server()
+            return self._run_processes(child, own, limit_s=limit_s)
+        return found
+
+    def _end_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _run_processes(
+        self,
+        child: ChildOptions,
+        own: Path,
+        *,
+        limit_s: float,
+        turn: TrialTurn | None = None,
+        server: ForkServer | None = None,
+    ) -> TrialResult:
         adopt_orphans()
-        started: list[subprocess.Popen[bytes]] = []
+        started: list[Process] = []
+        (own / "scratch").mkdir(parents=True, exist_ok=True)
         with open(own / "output", "wb") as output:
             try:
-                for variables in launches(self.ranks):
+                if server is not None:
+                    with contextlib.suppress(OSError):  # it was killed, say for memory
+                        forked = replace(child, parent=server.wait_ready())
+                        started.append(server.start(json.dumps(encode(forked)), output))
+                        self._started.add(started[-1])
+                for variables in () if started else launches(self.ranks):
                     options = _of_rank(child, len(started), own)
                     command = start_command(self.child, json.dumps(encode(options)))
-                    started.append(_start(command, output, variables, turn.of_child if turn else ()))
-                    self._started.add(started[-1])
+                    plain = _start(command, output, variables, turn.of_child if turn else ())
+                    started.append(plain)
+                    self._started.add(plain)
+                    if turn is not None:
+                        turn.begin(plain, limit_s=self._limit_s(limit_s))
                 process = started[0]  # it speaks for all
-                if turn is not None:
-                    turn.begin(process, limit_s=self._limit_s(limit_s))
                 process.wait(timeout=self._limit_s(limit_s))
                 error = None
             except subprocess.TimeoutExpired as late:
@@ -377,7 +423,7 @@ def _split(doses: Sequence[Dose], folder: Path) -> tuple[tuple[Dose, ...], dict[
     return tuple(dose for dose in doses if dose.name not in all_patches()), write_texts(doses, folder)
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
+def _end_group(process: Process) -> None:
     """End the script and the workers it leaves."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, 9)

@@ -232,7 +232,8 @@ class Mirror:
     def __init__(self, scratch: Path, apart: Sequence[Path] = ()) -> None:
         self._scratch = os.path.realpath(scratch)
         self._apart = tuple(
-            os.path.join(os.path.realpath(folder), "") for folder in (scratch, *apart, *compiled_code())
+            os.path.join(os.path.realpath(folder), "")
+            for folder in (scratch, *apart, *map(Path, compiled_code()))
         )
         temporary = os.path.realpath(tempfile.gettempdir())
         self._free = tuple(

@@ -127,6 +127,8 @@ class Times:
         pairs = self.pairs[NOISE] = []
         while num := self._num_of_noise(len(pairs)):
             self._say(f"{NOISE}, pair {len(pairs) + 1}")
+            if len(pairs) == 1:  # the very first trial alone may have imported torch itself
+                self._took.clear()
             asked = [alike] * num
             if self.nudged is None and len(pairs) + num >= NOISE_PAIRS:
                 asked[-1] = nudged

@@ -76,6 +76,7 @@ class TrialResult:
     draws: bool = True  # random numbers on the device, from step to step; true if that is not known
     peak_bytes: int | None = None
     counts: Counts | None = None
+    starts_plainly: bool = False  # the script had not changed its environment when torch was imported
 
 
 class Meter:
@@ -86,6 +87,8 @@ class Meter:
         self.num_steps = 0
         self.is_done = False
         self._began_s = self._started_s = time.perf_counter()
+        self._environment = dict(os.environ)
+        self._starts_plainly = False
         self._before_s: float | None = None
         self._num_before = self._block_began = 0  # steps
         self._blocks_s: list[float] = []
@@ -134,6 +137,7 @@ class Meter:
         import torch
 
         self._torch = torch
+        self._starts_plainly = dict(os.environ) == self._environment
         unfreeze()  # frozen modules are not listed
         self._modules = all_modules()
         variants.seed_all(torch, self.patches, self.options.seed)
@@ -344,6 +348,7 @@ class Meter:
             formats=self._formats,
             draws=draws,
             counts=self._counts,
+            starts_plainly=self._starts_plainly,
             peak_bytes=self._torch.cuda.max_memory_allocated() if on_gpu else None,
         )
 
