@@ -138,7 +138,7 @@ def _led(group: Sequence[Finding]) -> Finding:
 def _is_same_cause(one: Finding, other: Finding, evidence: Evidence) -> bool:
     first, second = _arm(one), _arm(other)
     if one.code == other.code and one.place is not None and one.place == other.place:
-        return True  # a loader that is made anew with another batch size, say
+        return True  # a loader that is rebuilt with another batch size, for example
     if one.ceiling is None and other.ceiling is None:  # nothing distinguishes two sights of one line
         return one.place is not None and one.place == other.place and _of_lines(one) and _of_lines(other)
     if first is None or second is None:

@@ -2,8 +2,8 @@
 
 A file is written under a temporary name, flushed to the disk and renamed, so a kill or a full disk in the
 middle leaves a leftover that nobody reads.  The writer locks its temporary file.  The kernel releases that
-lock when the process dies, however it dies: a lock cannot go stale, and whoever finds a leftover without a
-lock may remove it.
+lock when the process dies, however it dies: a lock cannot go stale, and any process may remove a leftover
+without a lock.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def show_time(seconds: float | None) -> str:
 
 
 def show_some(names: Iterable[object], *, most: int) -> str:
-    """List at most so many names, and three dots for the rest: "a, b, ..."."""
+    """List at most `most` names, and three dots for the rest: "a, b, ..."."""
     shown = list(map(str, names))
     return ", ".join(shown[:most]) + (", ..." if len(shown) > most else "")
 

@@ -4,7 +4,7 @@ A model's module, its build function, a batch maker, a reward or a task are run 
 someone else.  Their errors are shown as theirs: type, message, file and line, and a way on where the cause is
 known.
 
-Other packages add to Flatout by entry points; nothing of it is edited:
+Other packages extend Flatout by entry points, without editing it:
 
     [project.entry-points."flatout.adapter_tasks"]
     shout = "my_package.shout"

@@ -2,7 +2,7 @@
 
 jobs/     from a model, a step function or a name to a `Job`, and one step of it
 trace/    that step on tensors without data: births and deaths of every storage
-cuda/     what CUDA would choose and take beside: kernels, workspaces, libraries
+cuda/     what CUDA would choose, and take besides: kernels, workspaces, libraries
 predict/  allocator, replay at other sizes, estimate, largest batch, several GPUs
 probe/    a short real run, and how it corrects an estimate
 process/  traces and probes run in a child process

@@ -2,9 +2,9 @@
 
 A deadline that was missed is skipped, never made up for: after a machine slept for an hour there is one
 sample and a note about the gap, not 3600 samples in a burst.  The meters survive what they measure (a GPU
-that is lost, a driver that is restarted, a job that dies), and the sampler survives whoever hears it: a
-listener may be anybody's code and raise anything.  That is said once, and it is asked again with the next
-sample.
+that is lost, a driver that is restarted, a job that dies), and the sampler survives its listeners: a listener
+may be a user's code and raise anything.  The sampler reports that once, and calls the listener again with the
+next sample.
 """
 
 from __future__ import annotations

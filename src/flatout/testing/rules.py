@@ -8,7 +8,7 @@
         rules = (read_rule(slow_print),)
         evidence = load_evidence(Path("prints_every_step.json"))  # of flatout diagnose --save
 
-pytest then holds the rules to what the doctor relies on: a whole documentation, a finding in a job that has
+pytest then holds the rules to what the doctor relies on: complete documentation, a finding in a job that has
 the fault, none if nothing was measured, and findings that can be shown and saved for any Evidence at all
 (hypothesis makes it up).
 """

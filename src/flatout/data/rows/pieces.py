@@ -4,9 +4,9 @@ A piece says which rows of a tensor stand in each sequence.  The table holds the
 end.  Where lengths are on the host, NumPy checks them and makes the index, and one copy takes it to the GPU.
 Lengths on a GPU stay there: the index is made of broadcast comparisons, and nothing is read back.
 
-One gather then makes the sequences.  Backward, autograd's own answer to it is an addition per output row:
-atomic, in no fixed order, and all padding rows queue for the same address.  But where no row is used twice
-nothing has to be added: the gradient is the same rows copied back.
+One gather then makes the sequences.  In the backward pass, autograd would make one addition per output row:
+atomic, in no fixed order, and all padding rows would queue for the same address.  But if no row is used
+twice, nothing has to be added: the gradient is the same rows copied back.
 
 Letters: B samples, P pieces, L rows of the longest sequence.
 """

@@ -3,7 +3,7 @@
 A tensor lives as long as something refers to it.  Starting from the tensor, this follows referrers up through
 lists, dicts and tuples until one of them has a name: a local variable of a running function, a global, an
 attribute, a variable that a closure has captured.  Tensors that only a graph has saved have no Python
-referrer at all: they are victims, and the holder is whoever holds the graph.
+referrer at all: they are victims, and their holder is the holder of the graph.
 
 A graph is reached from a tensor's `grad_fn`.  Its nodes carry the order in which they were made, so "made
 before this step began, yet still reachable" is a comparison of two numbers.

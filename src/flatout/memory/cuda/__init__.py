@@ -6,7 +6,7 @@ encoder_layer  the fused layers of evaluation
 recurrent      cuDNN's recurrent layers
 recurrent_cells  cells that a model calls step by step
 norms          what is copied before it is normalised
-workspaces     blocks that a kernel holds beside its results: one rule per operation
+workspaces     blocks that a kernel holds besides its results: one rule per operation
 convolutions   the rules of cuDNN's convolutions
 formulas       block sizes that grow in steps
 """

@@ -110,7 +110,7 @@ def before_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def backward(args: Any, kwargs: Any, *, num_multiprocessors: int) -> tuple[Group, ...]:
-    """Return the blocks of `aten.convolution_backward`: a group for each gradient: input, weight, bias."""
+    """Return the blocks of `aten.convolution_backward`, one group per gradient: input, weight, bias."""
     gradient, x, weight, groups = args[0], args[1], args[2], args[9]
     if _is_depthwise(x, groups):
         of_input, of_weight = _depthwise_backward(x, weight)
@@ -212,7 +212,7 @@ def _with_partial_sums(
     *,
     beside: int,
 ) -> WorkspaceBlock:
-    """Return one block: the partial sums and the copies beside them."""
+    """Return one block: the partial sums and the copies held with them."""
     taps = math.prod(weight.shape[2:])
     if _is_image(x, weight, transposed) and taps * _load(x) <= LARGEST_SHARED:
         padded = taps * _load(x)

@@ -1,8 +1,8 @@
 """Recurrent cells as CUDA runs them: two products, and one kernel for everything after them.
 
 The CPU computes gate by gate and keeps each.  On CUDA the kernel of `nn.LSTMCell` and `nn.GRUCell` keeps a
-workspace (four values per unit, five of a GRU), and autograd keeps both products beside it, in case somebody
-asks for the gradient of the gradient.  From PyTorch's source: `RNN.cpp`, `RNN.cu` and `derivatives.yaml`.
+workspace (four values per unit, five of a GRU), and autograd keeps both products too, in case the gradient is
+differentiated again.  From PyTorch's source: `RNN.cpp`, `RNN.cu` and `derivatives.yaml`.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ PRODUCT_BYTES, HOPPER_PRODUCT_BYTES, EPILOGUE_BYTES = 8_519_680, 32 << 20, 1 << 
 
 
 class Workspaces:
-    """Blocks that an operation takes beside its results, one group of them after the other.
+    """Blocks that an operation takes besides its results, one group after the other.
 
     cuBLAS allocates a lasting block at the first product of each thread: one in the forward, one in the
     backward.  It allocates a small one at the first product of each that adds a bias (in the backward, if a

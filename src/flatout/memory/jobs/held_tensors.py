@@ -53,7 +53,7 @@ def _may_decide(tensor: Tensor) -> bool:
 
 
 def fresh_tensor(tensor: Tensor) -> Tensor:
-    """Return a copy on the default device of the moment; without values where there are none.
+    """Return a copy on the current default device; without values if the tensor has none.
 
     Within a trace, values that may decide what a step does stay known: those of masks, tables and counters.
     """

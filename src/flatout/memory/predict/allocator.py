@@ -209,7 +209,7 @@ class _Pools:
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Hand back to the driver what is wholly free."""
+        """Hand back to the driver what is entirely free."""
         raise NotImplementedError
 
     def prefer(self, keys: list[int], index: int) -> int:

@@ -6,8 +6,8 @@ asks again, which waits for the GPU, and a batch that is a little longer may fai
 the batch nearly always, not always: segments are cut differently at every size.  So a bisection finds the
 neighbourhood, every answer was simulated itself, and the sizes right above it were tried too.
 
-A batch that fits where smaller ones do not fits by luck: a real allocator that differs in one segment has
-none.  The *unbroken* batch is the largest one below which nothing fails.
+A batch that fits while smaller ones do not fits by luck, which a real allocator that differs in one segment
+may not have.  The *unbroken* batch is the largest one below which nothing fails.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The steps of one job at any size: from a store, replayed from small traces, or traced in a child process.
 
-Three small traces fix a replay in the batch size (see `replay`).  Sizes named as `knobs` beside the batch are
-replayed too, all from one set of small traces: two more for each, and one in which all of them move.  A store
-keeps traces between commands: it is asked before a trace is made, and told afterwards.
+Three small traces fix a replay in the batch size (see `replay`).  Sizes named as `knobs` are replayed too,
+all from one set of small traces: two more for each, and one in which all of them move.  A store keeps traces
+between commands: it is asked before a trace is made, and told afterwards.
 """
 
 from __future__ import annotations

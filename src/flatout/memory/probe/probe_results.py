@@ -1,11 +1,11 @@
 """What a short real run measured of a job, and how it corrects an estimate.
 
-A trace knows every tensor, but not what libraries take beside them: workspaces that depend on the kernel a
+A trace knows every tensor, but not what libraries take besides: workspaces that depend on the kernel a
 library picks, and the CUDA context.  A probe runs the job for real at one or two small batches.  What the
-estimate missed at every one of them is missed at any batch, and is added.  Nothing is carried on in a line:
-libraries choose their kernels anew at every size and segments come whole, so that the difference between two
-probes says nothing of a batch eight times as large.  And nothing is taken away: a run may hold less than the
-job will because it has not come to it yet, as under a gradient scaler that skips the first steps.
+estimate missed at every one of them is missed at any batch, and is added.  Nothing is extrapolated: libraries
+choose their kernels again at every size and segments have fixed sizes, so the difference between two probes
+says nothing about a batch eight times as large.  And nothing is subtracted: a run may hold less than the job
+will hold later, for example under a gradient scaler that skips the first steps.
 """
 
 from __future__ import annotations

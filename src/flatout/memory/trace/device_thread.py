@@ -4,7 +4,7 @@ Autograd runs the backward of CUDA tensors in a thread for each device, that of 
 asks.  Where it makes a graph of gradients (`create_graph`), each thread numbers the nodes it makes by itself,
 and of several nodes that are ready autograd takes the one with the highest number.  So the order of a second
 backward, and with it what is held at once, depends on how many nodes either thread has made.  After some
-steps the thread that makes more of them in a step is far ahead, and the order stays as it is then.
+steps, the thread that makes more nodes per step is far ahead, and the order no longer changes.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _in_torch_func() -> bool:
 
 
 def _make_nodes(count: int) -> int:
-    """Make so many nodes of autograd in this thread; return the number of the last."""
+    """Make `count` nodes of autograd in this thread; return the number of the last."""
     x = torch.ones(1, requires_grad=True)
     made = [x.view(1).grad_fn for _ in range(count)][-1:]
     return int(made[0]._sequence_nr()) if made and made[0] is not None else 0

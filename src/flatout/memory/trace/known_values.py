@@ -7,7 +7,7 @@ These are small, so they are computed for real next to their fake counterparts, 
 the real run goes.  Where a value comes from floating point there is none: choices among several (argmax,
 top-k) are answered evenly, comparisons as true, every number is finite, and each such answer is noted as a
 guess.  A single number that is drawn evenly from a range decides whether a layer is dropped
-(`torch.rand([]) < share`): it counts as the upper end of its range, at which as few as possible are.
+(`torch.rand([]) < share`): it counts as the upper end of its range, which drops the fewest layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A trace in this process, in one of two ways; both change the process for good, so they run in a child.
+"""A trace in this process, in one of two ways; both change the process permanently, so they run in a child.
 
 By the *rules*, tensors without data live on the CPU, which is made to choose as CUDA would (`cuda.rules`): no
 GPU is needed, and any GPU can be asked about.  *Natively*, they live on the GPU that is here, so that PyTorch

@@ -1,11 +1,11 @@
 """From the raw log of one traced step to the log of a run: what is there, a first step, and a next one.
 
-The log of a tracer holds births, deaths and the names of phases as they begin.  Two things are put right
+The log of a tracer holds births, deaths and the names of phases as they begin.  Two things are corrected
 here.  Where gradients of several uses meet, autograd adds into the first one if nobody else holds it; tensors
 without data are added into a third, so such a sum is made one with its first summand.  And the step after the
-first is the same step again, except that gradients are dropped at its start, that the optimizer's state
-and the libraries' workspaces exist, and that what the first step replaced (a parameter, a running average)
-is replaced once more.
+first is the same step again, except that gradients are dropped at its start, that the optimizer's state and
+the libraries' workspaces exist, and that what the first step replaced (a parameter, a running average) is
+replaced once more.
 """
 
 from __future__ import annotations

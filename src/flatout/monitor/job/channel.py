@@ -1,9 +1,9 @@
 """The record that a job writes for a monitor, over and over into one small file, and how to read it.
 
-The job writes totals since its start (steps, seconds per phase), never rates: whoever reads takes the
-difference between two readings, and a reading that was missed loses nothing.  The file has two slots that
-are written in turn, each with a checksum, so that a reader always finds a whole record, also after a job was
-killed in the middle of one.  `reporter.py` writes them.
+The job writes totals since its start (steps, seconds per phase), never rates: the reader takes the difference
+between two readings, and a reading that was missed loses nothing.  The file has two slots that are written in
+turn, each with a checksum, so that a reader always finds a whole record, also after a job was killed in the
+middle of one.  `reporter.py` writes them.
 
 The reader may be another process.  It finds the file by the job's number: Linux lists what a process holds
 open.

@@ -1,9 +1,9 @@
 """What a watched script leaves behind when it ends without Python's shutdown.
 
 A signal such as SIGTERM, a crash in C and `os._exit` run no `finally` and no `atexit`.  The module
-`faulthandler` still hears signals: its handlers are written in C, act while the script hangs in C, and hand
-the signal on to whoever heard it before, so that the process ends as it would alone.  Each has an empty file
-in the folder of the run, and writes the stack there: the file that is not empty tells what ended the run.
+`faulthandler` still hears signals: its handlers are written in C, act while the script hangs in C, and pass
+the signal on to its previous handler, so that the process ends as it would alone.  Each has an empty file in
+the folder of the run, and writes the stack there: the file that is not empty tells what ended the run.
 SIGKILL, which the kernel sends when memory runs out, is never heard; then all files are empty.
 """
 

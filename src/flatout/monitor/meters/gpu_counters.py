@@ -10,8 +10,8 @@ driver's own meter, which looks for 20 ms each way and makes the caller wait.  T
 caller may wait, and its figure stands until the next.
 
 *Energy.*  The driver's counter misses nothing, but asking for it takes the host 5 ms on an H200, where power
-takes 0.02 ms.  So power times seconds is added up from one counting to the next.  What the sum was behind or
-ahead by then is made good evenly until the counting after: a jump would look like one expensive step.
+takes 0.02 ms.  So power times seconds is added up from one counting to the next.  The error of the sum by
+then is corrected evenly until the next reading, because a jump would look like one expensive step.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ who is on the GPU) every few seconds; figures stand until then.
 
 A GPU can fall off the bus, and a driver can be restarted under a running monitor.  Neither ends it: a lost
 GPU has no figures, a reason and a note, and is asked again after 1, 2, 4 … 60 seconds; where no GPU answers,
-the connection to NVML is made anew in the same rhythm.  NVML is started once, by the `GpuReader` inside.
+the connection to NVML is renewed in the same rhythm.  NVML is started once, by the `GpuReader` inside.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Names follow its conventions: a prefix, base units spelled out (seconds, bytes, 
 0 to 1, `_total` for what only grows.  A figure that is unknown is left out: absent is Prometheus's own word
 for it.  Text of the job's (its name) appears only as an escaped label.
 
-The endpoint sends nothing to anybody: it answers whoever asks from this machine, and refuses requests that a
+The endpoint sends nothing by itself: it answers requests from this machine, and refuses requests that a
 web page of another site could make the browser send (their Host header names that site).
 """
 

@@ -1,11 +1,11 @@
 """One line below whatever a job writes to its terminal, which gets out of the way.
 
-The streams of the job stay the objects they are: only their `write` is stood in for.  Before the job's text
-goes out the line is wiped, and after it the line is drawn again, so that it is always there and never part
-of the text.  It stands on the cursor's row if that is empty, below a row that the job draws again and again
-("\\r50 %"), and below the bars of tqdm, whose lock says when tqdm moves the cursor.  It stays away while a
-row has begun that is not ended, while the terminal is read (`input`, a debugger, a password), and while the
-shell has the job in the background.
+The streams of the job stay the same objects: only their `write` is replaced.  Before the job's text goes out
+the line is wiped, and after it the line is drawn again, so that it is always there and never part of the
+text.  It stands on the cursor's row if that is empty, below a row that the job draws again and again ("\\r50
+%"), and below the bars of tqdm, whose lock says when tqdm moves the cursor.  It disappears while a row is
+unfinished, while the terminal is read (`input`, a debugger, a password), and while the shell has the job in
+the background.
 
 Texts of other processes and of libraries in C are not heard: they are appended to the line.
 """

@@ -1,7 +1,7 @@
 """Find when a run changed its speed: one change of its rate of steps that lasts until now.
 
-The moment is the one that best divides the rates in two.  It counts only if the two parts hardly overlap,
-so that waves, a slow drift and single pauses are none.
+The moment is the one that best divides the rates in two.  It counts only if the two parts hardly overlap, so
+waves, a slow drift and single pauses do not count.
 """
 
 from __future__ import annotations

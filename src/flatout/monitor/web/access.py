@@ -1,6 +1,6 @@
 """Who may read the page, and what a browser may do with it.
 
-On loopback whoever is on this machine may read.  Beyond loopback the address begins with a random token,
+On loopback, every user of this machine may read.  Beyond loopback the address begins with a random token,
 `http://host:port/TOKEN/`: as a part of the path it is carried along by every relative address of the page,
 needs no cookie, and is in no log of ours.
 

@@ -121,7 +121,7 @@ class RunList:
     def first(self) -> list[str]:
         """The runs to open by default: the sampler's job, the given folders, or a running one.
 
-        If there is none of these: the machine alone, or the last run.
+        If there are none: the machine alone, or the last run.
         """
         if self._own_folder is not None:
             return [self._own_folder.name]
@@ -214,7 +214,7 @@ class FleetRuns:
         return self.entries
 
     def log_of(self, key: str) -> Log | None:
-        """Open another log for whoever opens a node: the fleet's has been read already."""
+        """Open another log for a browser that opens a node: the fleet's has been read already."""
         return self._fleet.open_log(key)
 
 

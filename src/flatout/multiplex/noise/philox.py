@@ -1,9 +1,9 @@
 """Philox4x32-10: random words as a pure function of a counter and a key.
 
-A generator with a state gives its numbers in order, so whoever wants the millionth must draw all the others
-first.  Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) has no state: ten rounds
-of two 32-bit products mix a 128-bit counter under a 64-bit key into 128 random bits.  Any process can draw
-any part, and integers give the same bits on every device.
+A generator with a state gives its numbers in order, so the millionth requires drawing all the others first.
+Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011) has no state: ten rounds of two
+32-bit products mix a 128-bit counter under a 64-bit key into 128 random bits.  Any process can draw any part,
+and integers give the same bits on every device.
 
 `philox` is written once for numpy and torch.  Words are 32-bit numbers held in 64-bit lanes (uint64 of numpy,
 int64 of torch, which has no unsigned products); a product of two fills the lane exactly, and its bits are

@@ -1,10 +1,10 @@
 """Where the knobs of a plan live in a config.
 
-Four styles of config are known.  They are tried in order, and which one was recognised is a Decision with
-its reason.  Hugging Face and Lightning have fixed keys; in Hydra-style and plain configs a knob is found by
-its last name, wherever it stands, if exactly one key bears it: two candidates are a question to the user and
-never a guess, because the answer is going to be written to.  A mapping file (`flatout-plan.toml`) and
-`--knob NAME=KEY` go before everything.
+Four styles of config are known.  They are tried in order, and which one was recognised is a Decision with its
+reason.  Hugging Face and Lightning have fixed keys; in Hydra-style and plain configs a knob is found by its
+last name, wherever it stands, if exactly one key bears it: Flatout asks about two candidates and never
+guesses, because the plan writes to that key.  A mapping file (`flatout-plan.toml`) and `--knob NAME=KEY` go
+before everything.
 """
 
 from __future__ import annotations

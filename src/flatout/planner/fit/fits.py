@@ -6,8 +6,8 @@ total is the driver's figure if the datasheet records it.
 
 A step *fits* when it trains within the margin: if the memory ended there, PyTorch's allocator would at most
 hand cached blocks back and ask again.  No allocator is capped at a margin, so a job that fits may hold more
-than that, up to what is free, while nobody else wants it; what lies beyond the margin is head room for an
-estimate that is too low.  A step is *safe* when the process never holds more than the margin.
+than that, up to what is free, while no other process uses it; the memory beyond the margin is head room for
+an estimate that is too low.  A step is *safe* when the process never holds more than the margin.
 
 The largest batch that fits is what a plan recommends.  Where a part of the estimate is a guess, it has a
 tenth of what is free for head room, whatever the margin, or is safe, and the plan says why.

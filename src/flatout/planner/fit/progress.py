@@ -1,8 +1,8 @@
-"""What a plan says while it works: which question it is at, how long it took, and about how much is left.
+"""What a plan reports while it works: its current question, the time so far, and about how much is left.
 
-A plan knows its questions before it asks them, and not which of them need a trace: an answer that is stored
-or follows from another takes no time.  So a line is said when a trace begins and not when a question is
-asked, and what is left is reckoned from the questions that did need one.
+A plan knows its questions in advance, but not which of them need a trace: an answer that is stored or follows
+from another takes no time.  So it prints a line when a trace begins, not when a question is asked, and
+estimates the time left from the questions that needed one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The search for the batch of one group of stages.
 
 The batch must divide every stage's effective batch, and what is divided away goes into accumulation.  A
-suggestion is judged at its own sizes before it is offered: reserved memory is not smooth in the batch, so
-that a smaller batch fits is likely and not certain.
+suggestion is judged at its own sizes before it is offered: reserved memory is not smooth in the batch, so a
+smaller batch probably fits but need not.
 
 Every question costs traces, so few are asked.  A stage whose sizes are nowhere above those of another is left
 out of the search and only checked at the batch that was found.  Evaluation that shares the loader of training

@@ -1,8 +1,8 @@
 """The forecast behind a plan: a job and a device named on the command line, and the cache of its traces.
 
 PyTorch reads how its allocator is set from the environment of the job: `PYTORCH_ALLOC_CONF`, or where that is
-not set `PYTORCH_CUDA_ALLOC_CONF`.  A plan takes it from where it is made, unless a flag says otherwise, and
-says which it took: the job may run elsewhere.
+not set `PYTORCH_CUDA_ALLOC_CONF`.  A plan reads them in its own environment, unless a flag says otherwise,
+and reports what it used, because the job may run elsewhere.
 """
 
 from __future__ import annotations

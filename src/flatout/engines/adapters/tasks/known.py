@@ -117,7 +117,7 @@ def _tasks_of(module: ModuleType) -> Iterator[Definition]:
 
 
 def _users_tasks_of(module: ModuleType) -> list[Definition]:
-    """Return the tasks of a module that somebody else wrote; refuse one that lacks a method."""
+    """Return the tasks of a module that is not Flatout's; refuse one that lacks a method."""
     found = list(_tasks_of(module))
     for value in vars(module).values() if not found else ():
         if (

@@ -1,7 +1,7 @@
 """Training: three phases, each a function of a `PhaseRun` that counts steps, reports, keeps and stops.
 
 batches           which rows a step trains on
-phase             what every phase does beside training: report, checkpoint, stop
+phase             what every phase does besides training: report, checkpoint, stop
 phase1_adapters   an adapter and a head per task
 phase2_router     the router, on features of the frozen encoder
 phase3_joint      router, adapters and heads together

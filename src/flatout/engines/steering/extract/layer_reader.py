@@ -8,8 +8,8 @@ position ids, and the model takes its fastest attention.  Two answers to one pro
 prompt's keys and values.  Prompts are padded on the left for that, where mask and position ids are needed:
 a prompt and its answer then stand in neighbouring columns, as a sliding window counts them.
 
-A model that is given neither mask nor cache looks at its position ids for texts packed into one row, and
-waits for the GPU to hear that there are none.  It does not look where there is a cache, so it is given one
+A model that is given neither mask nor cache searches its position ids for texts packed into one row, and
+waits for the GPU to learn that there are none.  It does not look where there is a cache, so it is given one
 that keeps nothing: the kernels of a batch are then launched while the batch before it runs.
 
 Shapes: B rows, T columns, L wanted layers, D width.
