@@ -56,11 +56,12 @@ def _from_adapter(given: TaskSettings, kept: Mapping[str, Any], *, name: str) ->
         if own is not None and value is not None and own != value and key != "targets":
             raise BadInput(
                 f"tasks.{name}.{key}={own:g}, and the adapter in {given.init} has {value:g}",
-                hint=f"omit {key}: init brings it",
+                hint=f"omit {key}: it comes from the adapter",
             )
     if given.targets is not None and list(given.targets) != list(brought["targets"] or given.targets):
         raise BadInput(
-            f"tasks.{name} has targets, and so has the adapter in {given.init}", hint="omit targets"
+            f"the targets of tasks.{name} differ from those of the adapter in {given.init}",
+            hint="omit targets: they come from the adapter",
         )
     brought["targets"] = tuple(brought["targets"] or ())
     return dataclasses.replace(given, **brought)

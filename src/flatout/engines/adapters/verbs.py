@@ -132,7 +132,7 @@ def _train_phases(
     assembly.splits  # noqa: B018 - rows that cannot be read are refused before a file is written
     if (first := next(iter(waiting))) != "phase1":
         before = run_folder.latest_checkpoints(out)[PHASES[PHASES.index(first) - 1]]
-        assert before is not None, "phases_to_run has looked"
+        assert before is not None, "phases_to_run has checked this"
         assembly.load_best(before)
     elif waiting[first] is None and not settings.heads_only:
         for name, given in settings.tasks.items():
@@ -189,7 +189,7 @@ def adapt_evaluate(
 ) -> tuple[Evaluation, Path]:
     """Score a run on held-out rows; return (what was found, the page).
 
-    The scores of a run without adapters, in DIR/heads-only, are shown beside.  `top_k` and `threshold`
+    The scores of a run without adapters, in DIR/heads-only, are added to compare.  `top_k` and `threshold`
     override the run's settings; choose them on `split="validation"`.
     """
     if rows is not None and rows < 1:

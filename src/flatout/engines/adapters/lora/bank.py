@@ -53,7 +53,7 @@ class AdapterSpec:
     targets: tuple[str, ...] = DEFAULT_TARGETS
 
     def __post_init__(self) -> None:
-        """Name everything that is wrong at once."""
+        """Check every field, and name all that are wrong."""
         wrong = []
         if not self.name or "." in self.name or "/" in self.name:
             wrong.append(f"name {self.name!r} must not be empty nor hold dots or slashes")
@@ -120,7 +120,7 @@ class AdapterBank:
         names = [spec.name for spec in specs]
         if not specs or len(set(names)) < len(names):
             raise BadInput(
-                f"adapters named {', '.join(names) or 'none'}",
+                f"the adapters are named {', '.join(names)}" if names else "there is no adapter",
                 hint="give at least one, each with its own name",
             )
         self.specs = tuple(specs)

@@ -189,7 +189,7 @@ class PackedEncoder:
         longest = max(shape.length for shape in shapes)
         if self._longest is not None and longest > self._longest:
             raise BadInput(
-                f"a row of {longest} tokens; the encoder has positions for {self._longest}",
+                f"a row has {longest} tokens; the encoder has positions for {self._longest}",
                 hint="set max_length to that, or cut the texts",
             )
         plan = plan_for_shapes(shapes, bank=self.bank, device=self.device, dtype=self.dtype, path=self._path)
@@ -344,7 +344,7 @@ class PackedEncoder:
                 return calls
             if self._layers is None:
                 raise BadInput(
-                    f"{type(self.model).__name__} gives other states when rows are packed",
+                    f"{type(self.model).__name__} computes other states when rows are packed",
                     hint="use one with absolute positions and bidirectional attention: BERT, RoBERTa, MiniLM",
                 )
             self._layers = None  # its layers differ from those of its family

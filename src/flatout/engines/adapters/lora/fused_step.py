@@ -86,7 +86,10 @@ class FusedStep:
         """Run a step; return the losses [adapters] on the device, NaN for adapters without a batch."""
         numbers = [batch.block.adapter for batch in batches]
         if not numbers or sorted(set(numbers)) != numbers:
-            raise BadInput(f"batches of adapters {numbers}", hint="give one per adapter, in their order")
+            raise BadInput(
+                f"the batches belong to the adapters {numbers}",
+                hint="give at most one batch per adapter, in their order",
+            )
         self._present |= {self.bank.names[number] for number in numbers}
         self._micro += 1
         updates = self._micro == self._accumulation
@@ -153,10 +156,10 @@ class FusedStep:
         return found.detach()
 
     def _guard(self, states: Sequence[Tensor], losses: Tensor) -> None:
-        """Let no gradient of a loss that is not finite into the encoder.
+        """Keep the gradient of a loss that is not finite out of the encoder.
 
-        There, dense products multiply foreign rows by zero, and zero times NaN is NaN: one task would spoil
-        the step of all.
+        Dense products multiply the rows of other tasks by zero there, and zero times NaN is NaN: one task
+        would spoil the step of all.
         """
         if not states[0].requires_grad:  # heads alone
             return

@@ -49,7 +49,10 @@ def plan_for_shapes(
         return ShapePlan(frame=made)
     for shape in shapes:
         if not 0 <= shape.adapter < len(bank):
-            raise BadInput(f"a block names adapter {shape.adapter}", hint=f"the bank holds {len(bank)}")
+            raise BadInput(
+                f"a block names adapter {shape.adapter}; the bank holds {len(bank)}",
+                hint="adapters are numbered from 0",
+            )
     if not bank.rank:
         return ShapePlan(frame=made, dropout=_dropout(made, bank))
     decision = choose_path(made.ranges, device=device, dtype=dtype, rank=bank.rank)

@@ -54,15 +54,15 @@ class TokenBlock:
     types: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Check shapes only: to look at values would wait for the device."""
+        """Check shapes only: reading values would wait for the device."""
         if self.ids.ndim != 2 or self.lengths.shape != self.ids.shape[:1] or not self.ids.numel():
             raise BadInput(
-                f"a block of ids {tuple(self.ids.shape)} and lengths {tuple(self.lengths.shape)}",
+                f"ids have shape {tuple(self.ids.shape)}, lengths {tuple(self.lengths.shape)}",
                 hint="give ids [rows, length] and lengths [rows], neither empty",
             )
         if self.types is not None and self.types.shape != self.ids.shape:
             raise BadInput(
-                f"token types {tuple(self.types.shape)} for ids {tuple(self.ids.shape)}",
+                f"token types have shape {tuple(self.types.shape)}, ids {tuple(self.ids.shape)}",
                 hint="give one type for each token",
             )
 
@@ -113,7 +113,10 @@ def block_of(
     length 1.
     """
     if not examples or any(len(example) == 0 for example in examples):
-        raise BadInput(f"{len(examples)} examples, or one without tokens", hint="every row needs a token")
+        raise BadInput(
+            "there are no examples" if not examples else "an example has no tokens",
+            hint="give at least one example, each with at least one token",
+        )
     num_rows = round_up(len(examples), row_multiple)
     length = round_up(max(len(example) for example in examples), length_multiple)
     ids = np.full((num_rows, length), pad_id, dtype=np.int64)
@@ -248,7 +251,7 @@ class Layout:
 def layout(blocks: TokenBlocks, *, known: Frame | None = None) -> Layout:
     """Make the layout of a batch; `known` is its frame, if it exists already."""
     if not blocks:
-        raise BadInput("no block to encode", hint="give at least one")
+        raise BadInput("there is no block to encode", hint="give at least one")
     lengths = blocks[0].lengths if len(blocks) == 1 else torch.cat([block.lengths for block in blocks])
     return Layout(frame=known or frame(shapes_of(blocks), device=blocks[0].ids.device), lengths=lengths)
 

@@ -36,7 +36,7 @@ PRIOR = 1.0  # weight, in rows, of the belief that the top probability is the co
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """What the router says of a batch; gradients flow through all of it."""
+    """The router's outputs for a batch; gradients flow through all of them."""
 
     log_probabilities: Tensor  # [B, T], of the logits over the temperature
     weights: Tensor  # [B, T], what mixes the adapters: the softmax, or a hard draw with its gradient
@@ -144,7 +144,7 @@ class Router(nn.Module):
         """Fit the calibration on rows that the router has not learned from.
 
         With the logarithms of the tasks' shares of the training rows, every task counts the same from here
-        on: the shares are removed from the logits for good, and rows of small tasks weigh more in the fit.
+        on: the shares are removed from the logits permanently, and rows of small tasks weigh more in the fit.
         """
         num_rows = len(tasks_B)
         with torch.no_grad():
@@ -256,16 +256,16 @@ def fit_logits(logits_BT: Tensor, tasks_B: Tensor, *, log_shares_T: Tensor | Non
 
 
 def _slack(num_rows: int) -> float:
-    """Return how far from certain n rows without a mistake are."""
+    """Return the chance of a mistake that remains after `num_rows` rows without one (Laplace's rule)."""
     return 1 / (num_rows + 2)
 
 
 def _check(*, width: int, num_tasks: int, hidden: Sequence[int], dropout: float, temperature: float) -> None:
     wrong = []
     if width < 1 or any(size < 1 for size in hidden):
-        wrong.append(f"width={width} and hidden={tuple(hidden)} start at 1")
+        wrong.append(f"width={width} and hidden={tuple(hidden)} must be at least 1")
     if num_tasks < 1:
-        wrong.append(f"num_tasks={num_tasks} starts at 1")
+        wrong.append(f"num_tasks={num_tasks} is below 1")
     if not 0 <= dropout < 1:
         wrong.append(f"dropout={dropout} is not between 0 and 1")
     if not COLDEST <= temperature <= HOTTEST:
@@ -275,7 +275,7 @@ def _check(*, width: int, num_tasks: int, hidden: Sequence[int], dropout: float,
 
 
 def _top_logit(log_probabilities_BT: Tensor) -> Tensor:
-    """Return the log odds of the largest probability, exact where it rounds to one."""
+    """Return the log odds of the largest probability, exact even if it rounds to one."""
     others_BT = log_probabilities_BT.sort(dim=-1, descending=True).values
     if others_BT.shape[-1] == 1:
         return torch.zeros_like(others_BT[:, 0])

@@ -39,8 +39,8 @@ class DataOptions:
 
     `path` is a JSONL or CSV file (divided into splits by the hash of each row's input), a folder with
     train.jsonl, validation.jsonl and test.jsonl (or .csv), or what else the task reads; `validation` and
-    `test` name files of their own.  Without `path`, "auto" takes real rows that a package carries, and
-    "generated" makes some up.
+    `test` name files of their own.  Without `path`, "auto" takes real rows that a package contains, and
+    "generated" generates some.
     """
 
     path: Path | None = None
@@ -115,14 +115,14 @@ def _read_files(task: AdapterTask, options: DataOptions) -> FoundRows:
 
 
 def _take_real(task: AdapterTask) -> tuple[FoundRows, str]:
-    """Take the rows that a package carries: nobody asked to learn made-up ones."""
-    hint = "data: {path: FILE} for rows of yours, or data: {source: generated} to try it with made-up ones"
+    """Take the rows that a package contains; rows are generated only on request."""
+    hint = "set data: {path: FILE} for rows of your own, or data: {source: generated} to try generated rows"
     try:
         real = task.real()
     except NotFetched as error:
-        raise BadInput(f"{task.name}: real rows are out of reach: {error.message}", hint=hint) from error
+        raise BadInput(f"{task.name}: real rows cannot be fetched: {error.message}", hint=hint) from error
     if real is None:
-        raise BadInput(f"{task.name}: no rows are given, and no package carries some", hint=hint)
+        raise BadInput(f"{task.name}: no rows are given, and no package contains any", hint=hint)
     records, origin = real
     return _divide(task, {"train": records}), origin
 

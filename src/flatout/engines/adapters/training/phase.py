@@ -1,4 +1,4 @@
-"""What every phase does beside training: count steps, report, save checkpoints, stop.
+"""What every phase does besides training: count steps, report, save checkpoints, stop.
 
 All of it happens at the end of an optimizer step, where weights and optimizer states match.  Losses stay on
 the device until a report is due: reading one would wait for the GPU.
@@ -31,7 +31,7 @@ from flatout.engines.adapters.training.records import (
     checkpoints_of,
 )
 from flatout.engines.run.checkpoints import thread_note
-from flatout.engines.run.log import RunLog, is_left
+from flatout.engines.run.log import RunLog, is_abandoned
 from flatout.ground import OnProgress
 from flatout.ground.codec import encode
 from flatout.ground.errors import BadInput, ChildDied, Interrupted
@@ -123,13 +123,13 @@ class PhaseRun:
         self.on_progress(f"{self.phase}: continuing after step {state.step} of {self.steps}")
 
     def _check_all_judged(self, found: PhaseCheckpoint) -> None:
-        """Raise BadInput where a phase was judged on its first rows: scores on other rows do not compare."""
+        """Raise BadInput if a phase was judged on its first rows: scores on other rows do not compare."""
         rows = getattr(getattr(self.assembly.settings, self.phase), "validate_rows", None)
         for name, splits in self.assembly.splits.items():
             if rows is not None and len(splits.validation) > rows:
                 raise BadInput(
                     f"{found.path} was judged on the first {rows} of {len(splits.validation)} "
-                    f"validation rows of {name}, and a hash chooses them here",
+                    f"validation rows of {name}; this version chooses them by a hash",
                     hint=f"start {self.phase} again in another --out",
                 )
 
@@ -166,7 +166,7 @@ class PhaseRun:
         return is_best
 
     def tell(self, note: str) -> None:
-        """Report what happened at once, and again at the end of this step."""
+        """Report a note now, and again in the log line of this step."""
         self.on_progress(note)
         self._notes.append(note)
 
@@ -211,7 +211,7 @@ class PhaseRun:
             ranks, settings = self.assembly.ranks, self.assembly.settings
             if ranks.first:
                 self.save(finished=False)
-            elif ranks.is_deputy and is_left(settings.folder):
+            elif ranks.is_deputy and is_abandoned(settings.folder):
                 # The first rank may have ended between the update and its report.
                 with RunLog(settings.folder, KIND, settings=encode(settings)) as self._log:
                     if self._reported is not None:

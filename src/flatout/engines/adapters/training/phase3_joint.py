@@ -74,7 +74,7 @@ def train_jointly(run: PhaseRun) -> None:
         last = run.step == run.steps or is_done(run)
         if last:
             calibrate_best(run, stack_rows(assembly, held_out))
-            _tell_if_in_vain(run, judged)
+            _tell_if_useless(run, judged)
         run.end_step(
             learning_rates={NAME: step.optimizer.rate(SHARED)},
             validation=_as_numbers(judged),
@@ -263,7 +263,7 @@ def _as_numbers(judged: Mapping[str, HeldOutScores]) -> dict[str, dict[str, floa
     return {name: each.all() for name, each in judged.items()}
 
 
-def _tell_if_in_vain(run: PhaseRun, judged: Mapping[str, HeldOutScores]) -> None:
+def _tell_if_useless(run: PhaseRun, judged: Mapping[str, HeldOutScores]) -> None:
     """Report if no evaluation was better than the first: the weights of phase 2 are then kept."""
     found = run.progress[NAME]
     if found.best_step == 0 and found.best_score is not None:

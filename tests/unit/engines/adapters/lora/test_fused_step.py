@@ -224,7 +224,7 @@ def test_without_a_gpu_a_step_is_eager_and_says_so() -> None:
 
 def test_batches_out_of_order_and_foreign_banks_are_refused() -> None:
     setup = Setup()
-    with pytest.raises(BadInput, match="one per adapter, in their order"):
+    with pytest.raises(BadInput, match="one batch per adapter, in their order"):
         setup.step(batches(blocks())[::-1])
     with pytest.raises(BadInput, match="different banks"):
         FusedStep(setup.encoder, optimizer=Setup().optimizer, loss=setup.loss)

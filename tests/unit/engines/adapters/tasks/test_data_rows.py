@@ -207,7 +207,7 @@ def test_without_a_network_real_rows_are_refused_with_the_reason(
     monkeypatch.setenv("FLATOUT_CACHE", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
-    with pytest.raises(BadInput, match=r"real rows are out of reach: pip could not fetch jupyterlab.*path"):
+    with pytest.raises(BadInput, match=r"real rows cannot be fetched: pip could not fetch jupyterlab.*path"):
         task_named("translation").records(DataOptions(num_train=10))
 
 

@@ -65,7 +65,7 @@ class Classification(AdapterTask):
             raise BadInput(f"labels={given!r} is not a list", hint="write labels: [first, second]")
         labels = tuple(_label_of(label) for label in given)
         if len(set(labels)) < len(labels) or len(labels) == 1:
-            raise BadInput(f"labels={list(labels)} are not two or more different ones")
+            raise BadInput(f"labels={list(labels)} must be two or more different labels")
         object.__setattr__(self, "labels", labels)
 
     def answers_of(self, row: Mapping[str, Any], record: Record) -> Record:
@@ -133,11 +133,13 @@ class Classification(AdapterTask):
 
 
 def _label_of(value: Any) -> str:
-    """Return a label as text; BadInput where it is neither a text nor a whole number."""
+    """Return a label as text; raise BadInput if it is neither a text nor a whole number."""
     if isinstance(value, (str, int)) and str(value).strip():
         return str(value).strip()
     said = "is missing" if value is None else f"is {value!r}, neither a text nor a whole number"
-    raise BadInput(f"'label' {said}", hint="a line has: text and label; numbers to predict are a regression")
+    raise BadInput(
+        f"'label' {said}", hint="a line has text and label; to predict a number, use a regression task"
+    )
 
 
 def _order(label: str) -> tuple[bool, int, str]:

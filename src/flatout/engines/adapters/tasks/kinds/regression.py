@@ -56,7 +56,7 @@ class Regression(AdapterTask):
         if deviation == 0:
             raise BadInput(
                 f"every training row of {splits.origin} has the {self.answers[0]} {values[0]:g}",
-                hint="there is nothing to learn from one number",
+                hint="give rows with different values: one number teaches nothing",
             )
         return {"mean": statistics.fmean(values), "deviation": deviation}
 
@@ -73,7 +73,7 @@ class Regression(AdapterTask):
         return {"value": np.array(value, dtype=np.float32)}
 
     def pad_targets(self, examples: Sequence[Example], to: Padding) -> Targets:
-        """Put `real` first: any number that could mark a missing value may be a value."""
+        """Mark rows that have a value in `real`: no number can stand for a missing one."""
         real, values = np.full(to.rows, IGNORED, dtype=np.int64), np.zeros(to.rows, dtype=np.float32)
         for row, example in enumerate(examples):
             if example.trainable:
