@@ -187,8 +187,8 @@ class Eggroll:
         return drawn.delta(0) * sign
 
     @contextlib.contextmanager
-    def formed(self, index: int | None) -> Iterator[None]:
-        """Form the weights of a member inside the block: slow, and the reference for all the rest.
+    def member_weights(self, index: int | None) -> Iterator[None]:
+        """Give the model a member's weights inside the block: slow, and the reference for every other path.
 
         None leaves them unchanged.  Vectors with full noise get none.
         """
@@ -310,7 +310,7 @@ class Eggroll:
         return tally.statistics(rewards)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all that the next epoch depends on, beside `epoch` and the arguments."""
+        """Return all that the next epoch depends on, in addition to `epoch` and the arguments."""
         found = self.masters.tensors()
         if self._previous is not None:
             found["previous/coefficients"] = self._previous[0]
@@ -338,7 +338,8 @@ class Eggroll:
             return range(self.population)
         if not members or members.step != 1 or members.start < 0 or members.stop > self.population:
             raise BadInput(
-                f"members {members} of {self.population}", hint="give a range within the population"
+                f"members {members} are not a range within the population of {self.population}",
+                hint=f"give range(first, last), with last at most {self.population}",
             )
         return members
 
@@ -370,7 +371,7 @@ class Eggroll:
         return tuple((name,) for name in self._others)
 
     def _generating(self, wanted: dict[str, Any], variants: range, *, capacity: int) -> Generator:
-        """Return the generator at hand, or make another where it does not fit."""
+        """Return the current generator, or make another if it does not fit."""
         if self.decoder is None:
             raise BadInput(
                 f"a {type(self.model).__name__} is not a causal language model",

@@ -48,7 +48,8 @@ def reward_matrix(
     """
     if not len(scores) == len(member_of_row) == len(prompt_of_row):
         raise ValueError(
-            f"{len(scores)} scores, {len(member_of_row)} members and {len(prompt_of_row)} prompts of rows"
+            f"each row needs a score, a member and a prompt: there are {len(scores)} scores, "
+            f"{len(member_of_row)} members and {len(prompt_of_row)} prompts"
         )
     rewards_MP = torch.full((num_members, num_prompts), torch.nan, dtype=torch.float64)
     if not scores:
@@ -65,7 +66,7 @@ def reward_matrix(
 
 
 def refuse_no_reward(rewards_MP: Tensor, *, num_failed: int, failure: object | None) -> None:
-    """Raise BadInput where no row has a reward: such a run would take hours to learn nothing.
+    """Raise BadInput if no row has a reward: such a run would take hours to learn nothing.
 
     `failure` is one of those of this rank, if it has any.
     """
@@ -92,7 +93,7 @@ def shape(rewards_MP: Tensor, *, how: Shaping = "centred") -> Tensor:
 
 
 def centred_rewards(rewards_MP: Tensor) -> Tensor:
-    """Subtract the mean of each prompt; 0 where there is no reward, and where only rounding is left."""
+    """Subtract the mean of each prompt; 0 if there is no reward, or if only rounding is left."""
     valid_MP = ~torch.isnan(rewards_MP)
     known_MP = rewards_MP.nan_to_num(nan=0.0)
     mean_P = known_MP.sum(dim=0) / valid_MP.sum(dim=0).clamp(min=1)

@@ -145,7 +145,7 @@ class _Subject:
         self.es.release()
         figure = 0.0
         for member, row in enumerate(done):
-            with self.es.formed(None if plain else member):
+            with self.es.member_weights(None if plain else member):
                 for prompt, completion in zip(self.ids, row, strict=True):
                     figure = max(figure, furthest(self.model, prompt, completion.tokens))
         return Check(name=name, against=against, figure=figure, unit="deviations", limit=self.limit)
@@ -221,7 +221,7 @@ def _differing(one: Sequence[Any], other: Sequence[Any]) -> int:
 
 
 def _expected(prompt: Prompt) -> str:
-    """Return a text that may well be right."""
+    """Return a plausible completion: the first fact of the answer, as text."""
     return next((str(value) for value in prompt.answer.values()), "")
 
 

@@ -109,7 +109,7 @@ class Checkpoints(Generic[State]):
             ) from error
         wanted = getattr(self._state, "FORMAT", None)
         if wanted is not None and state.format != wanted:
-            raise BadInput(f"{path} is not a {wanted} but {state.format!r}")
+            raise BadInput(f"{path} is not a {wanted} but {state.format!r}", hint="choose another --out")
         if state.version > self._version:
             raise BadInput(
                 f"{path} is a checkpoint of version {state.version}; this flatout reads {self._version}",

@@ -42,7 +42,7 @@ class LogKind(Generic[Record]):
 
 
 class RunLog(Generic[Record]):
-    """Writes `log.jsonl` in a folder and, on request, TensorBoard files beside it."""
+    """Writes `log.jsonl` in a folder and, on request, TensorBoard files next to it."""
 
     def __init__(
         self,
@@ -122,8 +122,8 @@ def is_written(folder: Path) -> bool | None:
     return None if free is None else not free
 
 
-def is_left(folder: Path, *, within_s: float = 10.0) -> bool:
-    """Return whether no run writes the log of a folder; a killed run may take a moment to end."""
+def is_abandoned(folder: Path, *, within_s: float = 10.0) -> bool:
+    """Return whether no live run writes the log of a folder; wait `within_s` for a killed run to end."""
     deadline_s = time.monotonic() + within_s
     while (lives := is_written(folder)) and time.monotonic() < deadline_s:
         time.sleep(0.02)

@@ -30,7 +30,10 @@ def read_rows(path: Path, *, read: Callable[[Mapping[str, Any]], Kept], hint: st
         if not isinstance(row, dict):
             raise BadInput(f"{place} is a {type(row).__name__}, not an object", hint=hint)
         if half := _SURROGATE.search(json.dumps(row, ensure_ascii=False)):
-            raise BadInput(f"{place} has half of a character: \\u{ord(half[0]):x}", hint="write both halves")
+            raise BadInput(
+                f"{place} has an unpaired surrogate: \\u{ord(half[0]):x}",
+                hint="write both halves of the pair",
+            )
         try:
             kept.append(read(row))
         except BadInput as error:

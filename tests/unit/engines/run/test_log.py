@@ -20,7 +20,7 @@ from flatout.engines.run.log import (
     LogKind,
     RunLog,
     has_log,
-    is_left,
+    is_abandoned,
     is_written,
     log_path,
     read_header,
@@ -150,12 +150,12 @@ with RunLog(Path(sys.argv[1]), kind, tensorboard=False):
 
 
 def test_a_log_is_written_by_one_run_and_a_killed_one_lets_go_of_it(tmp_path: Path) -> None:
-    assert is_written(tmp_path) is False and is_left(tmp_path)
+    assert is_written(tmp_path) is False and is_abandoned(tmp_path)
     command = [sys.executable, "-c", WRITER, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as writer:
         assert writer.stdout is not None and writer.stdout.readline() == "writing\n"
         assert is_written(tmp_path) is True
-        assert not is_left(tmp_path, within_s=0.0)
+        assert not is_abandoned(tmp_path, within_s=0.0)
         with pytest.raises(BadInput, match=r"another run writes .*log\.jsonl"):
             RunLog(tmp_path, KIND, tensorboard=False)
         writer.kill()

@@ -58,7 +58,7 @@ def test_half_of_a_character_is_refused_and_two_halves_are_one(tmp_path: Path) -
     assert questions(path) == ["\U0001f600"]
     for row in (r'{"q": "a\ud83d"}', r'{"q": "x", "more": ["\ude00 z"]}', r'{"q": "x", "\udfff": 1}'):
         path.write_text(f'{{"q": "x"}}\n{row}\n')
-        with pytest.raises(BadInput, match=r"f\.jsonl:2 has half of a character: \\u[dD][0-9a-f]{3} "):
+        with pytest.raises(BadInput, match=r"f\.jsonl:2 has an unpaired surrogate: \\u[dD][0-9a-f]{3} "):
             questions(path)
 
 

@@ -130,7 +130,7 @@ def warn_of_frozen(model: nn.Module, frozen: Mapping[str, int]) -> None:
     if shown := summarise({name: count for name, count in frozen.items() if name not in by_choice}):
         warnings.warn(
             f"Eggroll leaves these as they are, and they do not learn: {', '.join(shown)}. Noise is for "
-            "Linear layers, their biases and norms. To be told no more, name the `targets`.",
+            "Linear layers, their biases and norms. Name the `targets` to silence this warning.",
             UserWarning,
             stacklevel=3,
         )

@@ -61,7 +61,7 @@ class RewardScores:
         return sum(known) / len(known) if known else None
 
     def summary(self) -> str | None:
-        """Say in one line what failed; None where nothing did."""
+        """Say in one line what failed; None if nothing did."""
         if not self.failures:
             return None
         kinds = Counter(failure.kind for failure in self.failures)
@@ -109,7 +109,7 @@ class _Worker:
         return None if self.chunk is None or row == NOT_BEGUN else row
 
     def deadline_s(self, timeout_s: float) -> float:
-        """Return when to give this worker up, on the clock of `time.monotonic`."""
+        """Return when to give up on this worker, on the clock of `time.monotonic`."""
         if self.ready and self.chunk is None:
             return math.inf
         if self.chunk is None or self.row is None:
@@ -223,7 +223,7 @@ class RewardPool:
                 why = (
                     f"no score after {self.timeout_s:g} s"
                     if begun
-                    else f"no sign of it after {START_LIMIT_S:g} s"
+                    else f"no answer within {START_LIMIT_S:g} s"
                 )
                 self._lose(worker, scoring, kind="timeout", why=why)
 

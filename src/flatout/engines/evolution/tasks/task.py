@@ -38,12 +38,12 @@ class Prompt:
 
     text: str | None = None
     token_ids: tuple[int, ...] | None = None
-    answer: Mapping[str, Any]  # what the reward needs to know beside the text
+    answer: Mapping[str, Any]  # what the reward needs to know besides the text
     key: str  # two prompts that ask the same have the same key
 
     def __post_init__(self) -> None:
         if (self.text is None) == (self.token_ids is None):
-            raise ValueError(f"the prompt {self.key} is either a text or token numbers")
+            raise ValueError(f"the prompt {self.key} needs exactly one of text and token_ids")
 
 
 class EvolutionTask(Protocol):
@@ -71,7 +71,7 @@ class EvolutionTask(Protocol):
 
 
 def running(task: EvolutionTask | type[EvolutionTask]) -> AbstractContextManager[None]:
-    """Report what a user's task raises as theirs; an error of Flatout's own stays one."""
+    """Report what a user's task raises as that task's error; errors of Flatout's own tasks stay unchanged."""
     kind = task if isinstance(task, type) else type(task)
     if kind.__module__.partition(".")[0] == "flatout":
         return contextlib.nullcontext()
@@ -85,7 +85,7 @@ def title_of(task: EvolutionTask | type[EvolutionTask]) -> str:
 
 
 def ask_prompts(task: EvolutionTask, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
-    """Ask a task for prompts and check them: anybody may have written it."""
+    """Ask a task for prompts and check them, because anyone may have written it."""
     with running(task):
         prompts = list(task.prompts(split, epoch=epoch, count=count, seed=seed))
     if not prompts:
@@ -127,7 +127,7 @@ class GeneratedTask(ABC):
         """Draw one prompt of any split from a stream of random numbers."""
 
     def prompts(self, split: Split, *, epoch: int, count: int, seed: int) -> list[Prompt]:
-        """See `EvolutionTask.prompts`."""
+        """Draw the prompts of an epoch: the same for the same arguments, in any process."""
         lasting = f"{self.name} {seed} {split}" if split == "heldout" else f"{self.name} {seed} {epoch}"
         stream = random.Random(lasting)
         prompts: list[Prompt] = []

@@ -52,7 +52,7 @@ from flatout.engines.run.folder import (
     find_begun,
     record_run,
 )
-from flatout.engines.run.log import RunLog, is_left
+from flatout.engines.run.log import RunLog, is_abandoned
 from flatout.engines.run.meeting import Meeting
 from flatout.engines.run.models import capability_of, choose_dtype
 from flatout.engines.run.ranks import Ranks
@@ -218,7 +218,7 @@ class Trainer:
             except ChildDied:  # another rank; this one is between two epochs, worth saving
                 if self._log is not None:
                     self._keep(self._log)
-                elif self.ranks.is_deputy and is_left(self.out):
+                elif self.ranks.is_deputy and is_abandoned(self.out):
                     with self._open_log() as abandoned:
                         self._keep(abandoned)
                 raise

@@ -91,7 +91,7 @@ def direction(draw: Draw, coefficients: Tensor) -> Tensor:
         with _tensor_cores(expand.device):
             total = torch.bmm(expand.mT, shrink) if total is None else total.baddbmm_(expand.mT, shrink)
     if total is None:
-        raise ValueError("a direction of no variants")
+        raise ValueError("a direction needs at least one variant")
     return total
 
 

@@ -94,7 +94,7 @@ def vote(draw: Draw, signs: Tensor) -> Tensor:
         part = torch.bmm(expand.mT, stack.shrink.flatten(1, 2).float()).to(torch.int32)
         total = part if total is None else total.add_(part)
     if total is None:
-        raise ValueError("a vote of no variants")
+        raise ValueError("a vote needs at least one variant")
     return total
 
 

@@ -110,7 +110,7 @@ class Masters:
 
     @torch.no_grad()
     def step_at_once(self, names: Names, draw: Draw, coefficients: Coefficients) -> Tensor | None:
-        """Take direction and step in one kernel; return what `step` does, or None where it cannot."""
+        """Compute direction and step in one kernel; return what `step` does, or None if no kernel can."""
         if (addresses := self._addresses_of(names)) is None:
             return None
         noise = draw(range(len(coefficients.host)))
@@ -127,7 +127,7 @@ class Masters:
         )
 
     def _addresses_of(self, names: Names) -> Tensor | None:
-        """Return where the kernel finds a stack; None where it cannot move it."""
+        """Return the addresses of a stack for the kernel; None if it cannot move the stack."""
         master = self._masters[names[0]]
         if not (HAS_TRITON and self._fused and self._only_added is not None):
             return None
@@ -196,7 +196,7 @@ def squares(values: Tensor) -> Tensor:
 def choose_place(
     weights: Mapping[str, Tensor], *, optimizer: OptimizerName, place: MastersPlace = "auto"
 ) -> Decision[Literal["device", "cpu"]]:
-    """Choose where the masters live: beside the model if a quarter of the free memory holds them."""
+    """Choose where the masters live: with the model if they take at most a quarter of its free memory."""
     if place != "auto":
         return Decision(value=place, reason="as asked", source="assumed")
     device = next(iter(weights.values())).device
@@ -207,7 +207,7 @@ def choose_place(
     shown = f"masters and moments take {show_bytes(needed_bytes)} of {show_bytes(free_bytes)} free"
     if needed_bytes <= LARGEST_SHARE * free_bytes:
         return Decision(value="device", reason=shown, source="measured")
-    reason = f"{shown}, over {LARGEST_SHARE:.0%}: a population needs the room more"
+    reason = f"{shown}, over {LARGEST_SHARE:.0%}: a population needs the memory more"
     return Decision(value="cpu", reason=reason, source="measured")
 
 

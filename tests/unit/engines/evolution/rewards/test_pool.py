@@ -138,7 +138,7 @@ def test_a_process_that_takes_too_long_to_start_is_told_by_the_limit_of_a_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(pool_module, "START_LIMIT_S", 0.0)
-    said = pytest.raises(ChildDied, match="did not start: no sign of it after 0 s")
+    said = pytest.raises(ChildDied, match="did not start: no answer within 0 s")
     with RewardPool(misbehaves, workers=1, timeout_s=TIMEOUT_S) as own, said:
         own.score(rows_of("fine"))
 

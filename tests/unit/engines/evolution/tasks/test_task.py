@@ -107,7 +107,7 @@ def test_a_prompt_is_one_of_the_two() -> None:
     assert Prompt(text="a", answer={}, key="a").token_ids is None
     assert Prompt(token_ids=(1,), answer={}, key="a").text is None
     for both in ({}, {"text": "a", "token_ids": (1,)}):
-        with pytest.raises(ValueError, match="either a text or token numbers"):
+        with pytest.raises(ValueError, match="exactly one of text and token_ids"):
             Prompt(answer={}, key="a", **both)  # type: ignore[arg-type]
 
 
@@ -135,7 +135,10 @@ class Faulty(Numbers):
     ("given", "message"),
     [
         (None, r"the task \S+test_task:Faulty raised KeyError: 'no such word' \(at \S+test_task\.py:\d+\)"),
-        ("both", r"Faulty raised ValueError: the prompt both is either .* \(at \S+test_task\.py:\d+\)"),
+        (
+            "both",
+            r"Faulty raised ValueError: the prompt both needs exactly one .* \(at \S+test_task\.py:\d+\)",
+        ),
         (["one"], "Faulty gives a str as a prompt"),
         ([Prompt(text="x", answer="4", key="x")], "Faulty gives a str as the answer of a prompt"),  # type: ignore[arg-type]
         ([], "Faulty has no prompt for the split 'train'"),
