@@ -21,9 +21,12 @@ def blocks_of(model: nn.Module) -> nn.ModuleList:
     config = _text_config(model)
     depth = getattr(config, "num_hidden_layers", None)
     if depth is None:
-        raise BadInput(f"{type(model).__name__} has no config that says how many layers it has")
+        raise BadInput(
+            f"{type(model).__name__} has no config with num_hidden_layers",
+            hint="give a causal language model of transformers",
+        )
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "use_bidirectional_attention", False):
-        raise BadInput(f"{type(model).__name__} is not causal", hint="take a decoder that generates text")
+        raise BadInput(f"{type(model).__name__} is not causal", hint="use a decoder that generates text")
     found = [
         (name, module)
         for name, module in model.named_modules()
@@ -64,7 +67,7 @@ def width_of(model: nn.Module) -> int:
 
 
 def max_positions(model: nn.Module) -> int | None:
-    """Return the longest text that the model was made for, in tokens; None where its config does not say."""
+    """Return the longest text that the model was made for, in tokens; None if its config does not say."""
     most = getattr(_text_config(model), "max_position_embeddings", None)
     return most if isinstance(most, int) and most > 0 else None
 

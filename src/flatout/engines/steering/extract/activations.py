@@ -70,7 +70,10 @@ class Activations:
         """Split the texts of pairs into positive and negative ones, row i of each from pair i."""
         half, odd = divmod(len(self.keys), 2)
         if odd:
-            raise BadInput(f"{len(self.keys)} texts are not pairs")
+            raise BadInput(
+                f"{len(self.keys)} texts cannot be halved into pairs",
+                hint="extract pairs of texts, or use the activations as they are",
+            )
         return self.rows(0, half), self.rows(half, 2 * half)
 
     def rows(self, first: int, last: int) -> Activations:

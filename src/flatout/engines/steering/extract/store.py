@@ -44,7 +44,7 @@ ASSUMED_BYTES_PER_S = 500e6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """What rows depend on beside their text and layer."""
+    """What rows depend on in addition to their text and layer."""
 
     weights: str
     tokenizer: str
@@ -223,7 +223,9 @@ def storing_pays(
     sequences are hundreds of times larger for the same pass, and often do not pay at all.
     """
     if num_bytes < 0 or recompute_s < 0 or uses < 0:
-        raise BadInput(f"num_bytes={num_bytes}, recompute_s={recompute_s} and uses={uses} start at 0")
+        raise BadInput(
+            f"num_bytes={num_bytes}, recompute_s={recompute_s} and uses={uses} must not be negative"
+        )
     measured = write_bytes_per_s is not None and read_bytes_per_s is not None
     source: Source = "measured" if measured else "assumed"
     write_s = num_bytes / (write_bytes_per_s or ASSUMED_BYTES_PER_S)

@@ -30,7 +30,7 @@ class Halving:
         """Refuse a ladder that cannot be climbed."""
         if self.rungs < 1 or self.factor < 2:
             raise BadInput(
-                f"halving with rungs={self.rungs}, factor={self.factor}",
+                f"rungs={self.rungs} or factor={self.factor} is too small",
                 hint="give at least 1 rung (which never prunes) and a factor of 2 or more",
             )
 

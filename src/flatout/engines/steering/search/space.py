@@ -140,7 +140,8 @@ def steering_of(trial: Trial, vectors: Mapping[str, SteeringVectors]) -> Steerin
     """Make what a trial does to the hidden states, along the directions of its method."""
     if trial.method not in vectors:
         raise BadInput(
-            f"trial {trial.number} uses the method {trial.method!r}", hint=f"there are {', '.join(vectors)}"
+            f"trial {trial.number} uses the method {trial.method!r}, which has no vectors",
+            hint=f"fit them; there are vectors of {', '.join(vectors)}",
         )
     return make_steering(
         vectors[trial.method],

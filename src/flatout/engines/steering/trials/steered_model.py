@@ -39,7 +39,7 @@ def steered_model(
     """Steer `model` for the length of a block: one steering for all rows, or one (or None) for each row.
 
     The first call in the block carries the prompts; calls that continue it (with or without a cache) carry
-    generated tokens, and a call with other tokens begins anew.  Where one call carries prompt and answer
+    generated tokens, and a call with other tokens starts again.  Where one call carries prompt and answer
     together, `prompt_lengths` says how many tokens of each row, padding not counted, are its prompt.
     """
     rows = (steering,) if isinstance(steering, Steering) else tuple(steering)
@@ -103,7 +103,7 @@ class _TokenPlaces:
             raise BadInput("the model is called without tokens", hint="pass input_ids or inputs_embeds")
         if self._num_rows is not None and len(tokens) != self._num_rows:
             raise BadInput(
-                f"a call with {len(tokens)} rows under {self._num_rows} steerings",
+                f"the call has {len(tokens)} rows, but there are {self._num_rows} steerings",
                 hint="give one for each row, or a single one for all",
             )
         start = _num_cached(kwargs.get("past_key_values"))
@@ -135,7 +135,8 @@ class _TokenPlaces:
         lengths = torch.tensor(list(self._prompt_lengths), device=tokens.device)
         if lengths.shape != tokens.shape[:1]:
             raise BadInput(
-                f"{len(lengths)} prompt lengths for {len(tokens)} rows", hint="give one for each row"
+                f"there are {len(lengths)} prompt lengths for {len(tokens)} rows",
+                hint="give one for each row",
             )
         self._last = torch.where(inside & (inside.cumsum(1) <= lengths[:, None]), columns, -1).amax(1)
 
@@ -143,7 +144,7 @@ class _TokenPlaces:
         """Return which tokens of the running call are steered, [B, T]."""
         if self.columns is None or self._last is None:
             raise BadInput(
-                "a part of the model was called", hint="call the model that steered_model was given"
+                "only a part of the model was called", hint="call the model that steered_model was given"
             )
         last, columns = self._last[:, None], self.columns[None]
         chosen = {"all": columns >= 0, "generated": columns > last, "last-and-generated": columns >= last}

@@ -31,11 +31,11 @@ TINY = torch.finfo(torch.float32).tiny
 class Steering:
     """A change of what layer `layer` (from 0) gives, along `direction` [D].
 
-    `amount` is absolute.  `add`: so many times the direction is added.  `project-out`: this share of the
-    component along it is removed, 1 for all.  `clamp`: the component becomes this.  `norm-preserving`: as
-    `add`, and the length is put back.  `where`: the last prompt token and all that is generated (every
-    earlier token is then the same for all rows), all tokens, or generated tokens alone.  `others` are
-    what the same trial changes at other layers, at the same tokens.
+    `amount` is absolute.  `add` adds the direction this many times.  `project-out` removes this share of the
+    component along it, 1 for all.  `clamp` sets the component to this.  `norm-preserving` adds, then restores
+    the length.  `where`: the last prompt token and all that is generated (every earlier token is then the
+    same for all rows), all tokens, or generated tokens alone.  `others` are what the same trial changes at
+    other layers, at the same tokens.
     """
 
     layer: int
@@ -64,7 +64,8 @@ class Steering:
             one.others or one.where != self.where for one in self.others
         ):
             raise BadInput(
-                f"one trial steers the layers {layers}", hint="give each layer once, and the same tokens"
+                f"one trial steers the layers {layers}",
+                hint="give each layer once, and the same `where` to all of them",
             )
         # The graph that made the direction must not stay alive for as long as it steers.
         object.__setattr__(self, "direction", self.direction.detach())
@@ -88,7 +89,8 @@ class Steering:
         for one in self.parts:
             if one.layer >= num_layers:
                 raise BadInput(
-                    f"steering at layer {one.layer}", hint=f"the model has layers 0 to {num_layers - 1}"
+                    f"there is no layer {one.layer} to steer",
+                    hint=f"the model has layers 0 to {num_layers - 1}",
                 )
             if len(one.direction) != width:
                 raise BadInput(

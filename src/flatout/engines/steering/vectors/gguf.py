@@ -58,7 +58,7 @@ def read_control_vector(path: Path) -> tuple[dict[int, Tensor], str | None]:
     try:
         return _read(_Cursor(content), path)
     except (struct.error, UnicodeDecodeError, OverflowError) as error:
-        raise BadInput(f"{path} is cut or damaged: {error}") from error
+        raise BadInput(f"{path} is cut or damaged: {error}", hint="copy or export it again") from error
 
 
 def _read(cursor: _Cursor, path: Path) -> tuple[dict[int, Tensor], str | None]:

@@ -101,7 +101,10 @@ def load(path: Path | str) -> SteeringVectors:
                 f"{path} does not hold vectors of flatout", hint="flatout steer import reads others"
             )
         if metadata.get("version") != VERSION:
-            raise BadInput(f"{path} has version {metadata.get('version')}; this flatout reads {VERSION}")
+            raise BadInput(
+                f"{path} has version {metadata.get('version')}; this flatout reads {VERSION}",
+                hint="install the release that wrote it",
+            )
         return SteeringVectors(
             values=file.get_tensor("values").clone(),
             norms=file.get_tensor("norms").clone(),
@@ -135,7 +138,10 @@ def fit(positive: Activations, negative: Activations, *, method: str, seed: int 
     For "pca" row i of both sides belongs to pair i.  `seed` is that of "random".
     """
     if positive.layers != negative.layers:
-        raise BadInput(f"the sides have layers {positive.layers} and {negative.layers}")
+        raise BadInput(
+            f"the two sides have different layers: {positive.layers} and {negative.layers}",
+            hint="extract both sides at the same layers",
+        )
     if not len(positive.values) or not len(negative.values):
         raise BadInput("a side has no texts", hint="give texts of both sides")
     if method != "random" and method not in METHODS:

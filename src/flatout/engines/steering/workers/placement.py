@@ -38,7 +38,7 @@ class GpuRoom:
 
     @property
     def usable_bytes(self) -> int:
-        """What is left for weights when rows have their room."""
+        """Bytes that are left for weights after the share kept for rows."""
         return int(self.free_bytes * (1 - ROOM_SHARE))
 
 
@@ -78,7 +78,7 @@ def place_replicas(
     workers: int | None = None,
     device: str = "auto",
 ) -> Decision[Placement]:
-    """Choose the GPUs of each replica; `workers` limits their number on GPUs and is it on a CPU."""
+    """Choose the GPUs of each replica; `workers` limits their number on GPUs, and sets it on a CPU."""
     if workers is not None and workers < 1:
         raise BadInput(f"--workers {workers} is below 1", hint="give at least 1")
     if device == "cpu" or not gpus:
@@ -114,7 +114,7 @@ def _shard(by_room: Sequence[GpuRoom], *, weights_bytes: int, workers: int | Non
     whole = [group for group in groups if sum(gpu.usable_bytes for gpu in group) >= weights_bytes]
     reason = (
         f"weights of {show_bytes(weights_bytes)} do not fit in the {show_bytes(by_room[0].usable_bytes)} "
-        f"that the roomiest GPU offers; {size} together hold them, and run one after another"
+        f"that the GPU with most free memory offers; {size} together hold them, and run one after another"
     )
     placement = Placement(replicas=tuple(whole[: workers or len(whole)]))
     return Decision(value=placement, reason=reason, source="computed")
@@ -149,7 +149,7 @@ def count_weights_bytes(folder: Path, *, dtype: DTypeOrAuto, gpus: Sequence[GpuR
 
 
 def _capability(gpu: GpuRoom) -> tuple[int, int]:
-    """Read the compute capability; a GPU that does not tell it is taken for one that has bfloat16."""
+    """Read the compute capability; a GPU that does not report one is assumed to have bfloat16."""
     major, _, minor = (gpu.capability or "8.0").partition(".")
     return int(major), int(minor)
 

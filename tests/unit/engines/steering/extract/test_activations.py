@@ -218,7 +218,7 @@ def test_what_cannot_be_extracted_is_refused() -> None:
     with pytest.raises(BadInput, match="position 7 is outside a text of 5 tokens"):
         extract(model, word_tokenizer(), TEXTS, position=7)
     three = Activations(values=torch.zeros(3, 1, 2), layers=(0,), keys=("a", "b", "c"))
-    with pytest.raises(BadInput, match="3 texts are not pairs"):
+    with pytest.raises(BadInput, match="3 texts cannot be halved into pairs"):
         three.halves()
 
 

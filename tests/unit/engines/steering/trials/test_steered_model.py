@@ -183,11 +183,14 @@ def test_no_gradient_reaches_a_direction() -> None:
 def test_what_cannot_be_steered_is_named() -> None:
     model, inputs = shared_model(), batch(prompts_of([5, 5]))
     with (
-        pytest.raises(BadInput, match=r"steering at layer 2 .*layers 0 to 1"),
+        pytest.raises(BadInput, match=r"no layer 2 to steer .*layers 0 to 1"),
         steered_model(model, steering(2)),
     ):
         pass
-    with pytest.raises(BadInput, match=r"2 rows under 3 steerings"), steered_model(model, [steering()] * 3):
+    with (
+        pytest.raises(BadInput, match=r"2 rows, but there are 3 steerings"),
+        steered_model(model, [steering()] * 3),
+    ):
         model(**inputs)
     narrow = Steering(layer=0, direction=direction()[:-1], amount=1.0)
     for given in (narrow, [steering(), narrow]):

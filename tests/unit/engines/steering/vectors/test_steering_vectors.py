@@ -74,7 +74,7 @@ def test_sides_may_differ_in_number_except_for_pairs() -> None:
 def test_what_cannot_be_fitted_is_refused() -> None:
     with pytest.raises(BadInput, match="method 'ica' is unknown"):
         fit(POSITIVE, NEGATIVE, method="ica")
-    with pytest.raises(BadInput, match=r"layers \(3, 7\) and \(1, 2\)"):
+    with pytest.raises(BadInput, match=r"different layers: \(3, 7\) and \(1, 2\)"):
         fit(POSITIVE, activations(seed=1, shift=0, layers=(1, 2)), method="pca")
     with pytest.raises(BadInput, match="do not differ at layer 3"):
         fit(POSITIVE, POSITIVE, method="mean-difference")
