@@ -24,8 +24,8 @@ DEFAULT_BATCH_SIZE = 8
 
 def refuse_nested() -> NoReturn:
     raise BadInput(
-        "the step uses nested (ragged) tensors, which are not planned",
-        hint="plan it with rows padded to the longest (torch.nested.to_padded_tensor): it needs no less",
+        "the step uses nested (ragged) tensors, whose memory cannot be predicted",
+        hint="plan it with rows padded to the longest (torch.nested.to_padded_tensor), an upper bound",
     )
 
 
@@ -65,7 +65,7 @@ def resize_batch(batch: Any, *, batch_size: int, example_size: int) -> Any:
             layout = str(tensor.layout).removeprefix("torch.")
             raise BadInput(
                 f"the example batch holds a {layout} tensor, whose rows cannot be repeated",
-                hint="plan the step with dense tensors: they need no less",
+                hint="plan the step with dense tensors, an upper bound",
             )
         return tensor[torch.arange(batch_size) % example_size]
 
@@ -82,7 +82,10 @@ def maker_of(batch: Any, *, batch_size: int | None = None) -> tuple[Callable[...
         return _adapt_maker(batch)
     size = batch_size or leading_size(batch)
     if not any(tensor.dim() and tensor.shape[0] == size for tensor in tensors_of(batch)):
-        raise BadInput(f"no tensor of the example batch has the leading size batch_size={size}")
+        raise BadInput(
+            f"no tensor of the example batch has the leading size batch_size={size}",
+            hint="give the number of its rows as batch_size",
+        )
 
     def make_batch(*, batch_size: int) -> Any:
         return resize_batch(batch, batch_size=batch_size, example_size=size)
@@ -167,7 +170,7 @@ def _with_items(value: Mapping[Any, Any], items: dict[Any, Any]) -> Any:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of a dataclass, or of an object that holds a tensor; nothing of a module."""
+    """Return the attributes of a dataclass, or of an object that holds a tensor; none for a module."""
     import torch
 
     if isinstance(value, type | torch.nn.Module):

@@ -112,7 +112,10 @@ def _training_loss(module: Any, batch: Any, *, name: str) -> Tensor:
     loss = output.get("loss") if isinstance(output, Mapping) else output
     if isinstance(loss, torch.Tensor):
         return loss
-    raise BadInput(f"training_step of {name} returned {type(output).__name__}, not a loss")
+    raise BadInput(
+        f"training_step of {name} returned {type(output).__name__}, not a loss",
+        hint="return the loss, or a dict with the key loss",
+    )
 
 
 def _log_nothing(*_arguments: Any, **_options: Any) -> None:

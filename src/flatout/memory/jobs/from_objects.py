@@ -8,7 +8,7 @@ gradients are not copied, and the given model is never touched.
 
 A step function is taken apart into its loss: the modules it names (in its closure, its globals, or on the
 object it is a method of) are replaced by copies, and what it returns is the loss.  So it must not run
-backward or the optimizer itself.  The same goes for the modules that a loss names beside its model.  Those
+backward or the optimizer itself.  The same applies to modules that a loss names besides its model.  Modules
 that are reached only through other functions are not found here; the trace refuses their parameters.
 """
 
@@ -171,7 +171,7 @@ def copy_model(model: nn.Module) -> nn.Module:
 
     if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
         raise BadInput(
-            f"{type(model).__name__} holds a scripted module, which is not planned",
+            f"{type(model).__name__} holds a scripted module, whose memory cannot be predicted",
             hint="give the model as it is before torch.jit: the same operations run",
         )
     memo: dict[int, Any] = {}
@@ -212,7 +212,10 @@ def optimizer_maker(optimizer: Any, *, model: nn.Module | None) -> MakeOptimizer
     if isinstance(optimizer, type) or callable(optimizer):
         make: MakeOptimizer = optimizer
         return make
-    raise BadInput(f"the optimizer is {type(optimizer).__name__}, neither an optimizer nor a function")
+    raise BadInput(
+        f"the optimizer is {type(optimizer).__name__}, neither an optimizer nor a function",
+        hint="give an optimizer, its class, or a function of the parameters",
+    )
 
 
 def _listed(optimizer: Any) -> list[torch.optim.Optimizer]:

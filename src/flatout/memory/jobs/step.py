@@ -61,13 +61,13 @@ def make_parts(job: Job, recipe: Recipe, *, device: str) -> Parts:
 
 
 def _check_step(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimizer that computes the loss itself, as often as the data asks for, such as L-BFGS."""
+    """Refuse an optimizer that computes the loss itself, such as L-BFGS: how often depends on the data."""
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:
         name = type(optimizer).__name__
         raise BadInput(
-            f"{name} computes the loss within its step, as often as the data asks for: that is not planned",
-            hint=f"plan with another optimizer, and add what {name} keeps",
+            f"{name} computes the loss inside its step, a number of times that depends on the data",
+            hint=f"plan with another optimizer, and add the state that {name} keeps",
         )
 
 

@@ -1,7 +1,7 @@
-"""What an estimate leans on beside PyTorch's own rules, each as a sentence.
+"""What an estimate rests on besides PyTorch's own rules, each as a sentence.
 
-Most of a trace follows from shapes and from PyTorch's source.  What cuDNN takes beside its results does not:
-it was read off one GPU with one release of cuDNN, and another may choose otherwise.
+Most of a trace follows from shapes and from PyTorch's source.  The workspaces of cuDNN do not: they were
+measured on one GPU with one release of cuDNN, and another may choose other kernels.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ MOST_NAMED = 3  # places of a guess
 MEASURED_WITH = "cuDNN 9.19 on an H200"
 CUDA_RULES = "the rules of CUDA and its libraries were used, which ROCm need not follow"
 LEANS: dict[Lean, str] = {
-    "convolutions": f"workspaces of convolutions: a table of {MEASURED_WITH}; of models it was not made from "
-    "the reserved bytes were up to 28 % too low",
+    "convolutions": f"workspaces of convolutions: a table of {MEASURED_WITH}; for models that it was not "
+    "made from, reserved bytes were up to 28 % too low",
     "recurrent layers": f"what recurrent layers allocate and keep: a table of {MEASURED_WITH}",
     "narrow recurrent layers": "stacks of recurrent layers whose input is narrower than their state "
     "are assumed to take what the table has for equal widths",
     "dropout of recurrent layers": "the state of their dropout is assumed to be 48 KiB for each "
     f"multiprocessor, as measured with {MEASURED_WITH}",
-    "eager": "the model is compiled, and the estimate is for eager execution: compiled steps "
-    "that were measured mostly took less, down to half of it, and one took a seventh more",
+    "eager": "the model is compiled, and the estimate is for eager execution: of the "
+    "compiled steps that were measured, most took less, down to half, and one took a seventh more",
 }
 
 

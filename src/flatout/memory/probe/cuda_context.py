@@ -1,9 +1,9 @@
-"""The CUDA context of one process: what the driver holds for it beside PyTorch's segments.
+"""The CUDA context of one process: what the driver holds for it besides PyTorch's segments.
 
 Where NVML counts memory by process it is this process's share, less what the allocator reserved.  Containers
-often hide processes, or number them as the host does; then it is what the driver says is used, less what it
-said before, less what the allocator reserved.  Such a difference is only true while nobody else moves, so it
-is taken several times, and where they disagree there is no answer.
+often hide processes, or number them as the host does; then it is the memory in use by the driver's figures,
+less that before the probe, less what the allocator reserved.  Such a difference holds only while no other
+process allocates or frees memory, so it is taken several times; if the values disagree, there is no answer.
 """
 
 from __future__ import annotations
@@ -55,12 +55,13 @@ def context_of(before: Reading, readings: Sequence[Reading]) -> Context:
         return _unknown("the driver does not say how much of the GPU is used")
     came = last.pids - before.pids
     if len(came) > 1 or before.pids - last.pids:
-        return _unknown("another process came to this GPU or left it during the probe")
+        return _unknown("another process started or ended on this GPU during the probe")
     found = [(each.used_bytes or 0) - before.used_bytes - each.reserved_bytes for each in readings]
     if max(found) - min(found) > LIKE_BYTES or not 0 < found[-1] <= MOST_BYTES:
         said = " and ".join(show_bytes(each) for each in sorted({min(found), max(found)}))
         return _unknown(
-            f"another process moved on this GPU during the probe: the driver's figures leave {said} for it"
+            "another process allocated or freed memory on this GPU during the probe: "
+            f"the driver's figures give {said} for the context"
         )
     return Context(num_bytes=found[-1], missing=None)
 

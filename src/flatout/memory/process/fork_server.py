@@ -115,8 +115,8 @@ def answer_from_server(parcel: bytes) -> tuple[str, Any]:
 def _connect() -> tuple[Connection, int]:
     """Return a connection to a child of the server, and the child's number.
 
-    A server that fails at importing what this process has, or whose imports ask CUDA something, is replaced
-    by one that imports nothing of that.
+    If a server fails to import the modules of this process, or if their imports ask CUDA anything, it is
+    replaced by one without them.
     """
     for _ in range(2):
         here, there = multiprocessing.Pipe()
@@ -131,7 +131,7 @@ def _connect() -> tuple[Connection, int]:
             _end(server, is_of_no_use=True)
     raise ChildDied(
         "the process for the model does not start",
-        hint=f"see what it wrote; it is {sys.executable} with the paths of this process",
+        hint=f"read its output above; it runs {sys.executable} with this process's sys.path",
     )
 
 

@@ -94,7 +94,7 @@ class Tracer(TorchDispatchMode):
         if tensor.layout in SPARSE:
             raise BadInput(
                 f"the step makes a sparse tensor ({op}), whose size depends on values",
-                hint="plan it with dense ones, sparse=False and an optimizer for them: it needs no less",
+                hint="plan it with sparse=False and an optimizer for dense gradients, an upper bound",
             )
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -380,7 +380,7 @@ def _in_backward() -> bool:
 
 
 def _device_of(fake: FakeTensor) -> torch.device:
-    """Return the device that a fake tensor names to a kernel, and to everyone else."""
+    """Return the device that a fake tensor reports: meta inside a kernel, else the device it stands for."""
     return torch.device("meta") if fake.fake_mode.in_kernel_invocation else fake.fake_device
 
 

@@ -197,5 +197,5 @@ def test_a_wrapped_model_is_to_be_given_as_it_is_before() -> None:
 
 def test_an_optimizer_that_computes_the_loss_itself_is_refused() -> None:
     job = mlp_job(make_optimizer=torch.optim.LBFGS)
-    with pytest.raises(BadInput, match="LBFGS computes the loss within its step"):
+    with pytest.raises(BadInput, match="LBFGS computes the loss inside its step"):
         make_parts(job, Recipe(), device="cpu")
