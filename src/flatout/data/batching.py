@@ -83,7 +83,7 @@ class EpochBatches(Sampler[list[int]]):
         return mixed[np.argsort(self._buckets[mixed], kind="stable")], random.permutation(len(self))
 
     def set_epoch(self, epoch: int) -> None:
-        """Iterate epoch `epoch` next; the place that a loaded state resumes at is kept in its own epoch."""
+        """Iterate epoch `epoch` next; a loaded state still resumes inside the epoch that it was saved in."""
         if epoch != self.epoch or self._resume_at >= len(self):
             self._resume_at = self._done = 0
         self.epoch = epoch
@@ -100,7 +100,7 @@ class EpochBatches(Sampler[list[int]]):
         ]
         if wrong:
             raise BadInput(
-                "the state belongs to other batches: " + "; ".join(wrong),
+                "the state was saved by another sampler: " + "; ".join(wrong),
                 hint="build the sampler as it was when the state was saved",
             )
         self.epoch, self._resume_at, self._done = state["epoch"], state["done"], state["done"]
@@ -140,7 +140,9 @@ class TokenBudgetBatches(EpochBatches):
     ) -> None:
         longs = _checked_lengths(lengths)
         if tokens < 1 or (max_rows is not None and max_rows < 1) or spread < 0:
-            raise BadInput(f"tokens={tokens} and max_rows={max_rows} start at 1, spread={spread} at 0")
+            raise BadInput(
+                f"tokens={tokens} and max_rows={max_rows} must be at least 1, spread={spread} at least 0"
+            )
         if too_long not in ("error", "alone"):
             raise BadInput(f"too_long={too_long!r} is neither 'error' nor 'alone'")
         over = np.flatnonzero(longs > tokens)
@@ -148,7 +150,7 @@ class TokenBudgetBatches(EpochBatches):
             raise BadInput(
                 f"sample {over[0]} has {longs[over[0]]} tokens, the budget of a batch is {tokens};"
                 f" {len(over)} of {len(longs)} samples are too long",
-                hint="raise tokens, leave them out, or give each its own batch with too_long='alone'",
+                hint="raise tokens, drop these samples, or give each its own batch with too_long='alone'",
             )
         buckets, longest = _bucketed(longs, spread)
         following = _following(longest, tokens=tokens, max_rows=max_rows, packed=packed)
@@ -195,7 +197,7 @@ class RowBatches(EpochBatches):
 
 def _rank_of(rank: int | None, num_ranks: int | None) -> tuple[int, int]:
     if (rank is None) != (num_ranks is None):
-        raise BadInput(f"rank={rank} and num_ranks={num_ranks} belong together")
+        raise BadInput(f"rank={rank} and num_ranks={num_ranks}: give both or neither")
     if rank is None or num_ranks is None:
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if distributed else (0, 1)

@@ -127,7 +127,9 @@ class PadCollate:
                 for extra, tensor in ((pad.lengths, values.lengths), (pad.mask, values.mask)):
                     if tensor is not None:
                         if extra in names or extra in batch:
-                            raise BadInput(f"{path!r}: there is a field {extra!r} already")
+                            raise BadInput(
+                                f"{path!r}: there is a field {extra!r} already", hint="choose another name"
+                            )
                         batch[extra] = tensor
                 values = values.values
             batch[name] = values

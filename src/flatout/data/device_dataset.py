@@ -62,13 +62,13 @@ class DeviceDataset:
             arrays.num_bytes, device=self.device, place=place, memory_share=memory_share
         )
         self._pads, self._form, self._transform = dict(pads or {}), form, transform
-        self._names = arrays.checked_names(None)
+        self._names = arrays.check_names(None)
         on_device = self.placement.value == "device"
         self._rows = arrays.rows_on(self.device if on_device else None, pinned=self.device.type == "cuda")
 
     def gather(self, indices: Any) -> Any:
         """Gather the batch of these records, on `device`."""
-        chosen = self.arrays.checked(indices)
+        chosen = self.arrays.check_numbers(indices)
         if self._form == "padded":
             self.arrays.check_pads(chosen, self._pads)
             batch = self._rows.padded(chosen, self._names, self._pads)
@@ -94,12 +94,12 @@ class DeviceDataset:
         self._sampler("set_epoch").set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return where the iteration stands: after the batches that were handed out."""
+        """Return the position of the iteration: after the batches that were handed out."""
         state: dict[str, Any] = self._sampler("state_dict").state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Continue where `state` was saved."""
         self._sampler("load_state_dict").load_state_dict(state)
 
     def _sampler(self, verb: str) -> Any:

@@ -119,7 +119,7 @@ class RaggedArrays:
     def __getitem__(self, index: int) -> dict[str, Array]:
         """Return one record, as views of the flat arrays."""
         if not -len(self) <= index < len(self):
-            raise IndexError(f"record {index} of {len(self)}")
+            raise IndexError(f"there is no record {index}; there are {len(self)}")
         record = {}
         for name, flat in self._fields.items():
             span = self._spans.get(name)
@@ -134,22 +134,22 @@ class RaggedArrays:
     ) -> dict[str, Any]:
         """Return many records at once, ragged fields padded: B L ....; `pads` as for `PadCollate`."""
         pads = pads or {}
-        chosen = self.checked(indices)
+        chosen = self.check_numbers(indices)
         self.check_pads(chosen, pads)
-        return self._rows.padded(chosen, self.checked_names(fields), pads)
+        return self._rows.padded(chosen, self.check_names(fields), pads)
 
     def packed(self, indices: Any, *, fields: Sequence[str] | None = None) -> dict[str, torch.Tensor]:
         """Return many records end to end without padding, each with its `<field>_offsets` (B + 1)."""
-        return self._rows.packed(self.checked(indices), self.checked_names(fields))
+        return self._rows.packed(self.check_numbers(indices), self.check_names(fields))
 
     def rows_on(self, device: torch.device | None, *, pinned: bool = False) -> HostRows | DeviceRows:
-        """Return what gathers: from arrays copied to `device`, or left where they are."""
+        """Return a gatherer that reads arrays copied to `device`, or the mapped arrays."""
         if device is not None:
             return DeviceRows(self._fields, self._spans, device)
         return HostRows(self._fields, self._spans, buffers=Buffers(pinned=pinned, reuse=None))
 
-    def checked(self, indices: Any) -> Longs:
-        """Record numbers as an array, negative ones counted from the end."""
+    def check_numbers(self, indices: Any) -> Longs:
+        """Return record numbers as an array; negative ones count from the end."""
         chosen = np.asarray(indices)
         if chosen.ndim != 1 or chosen.size and chosen.dtype.kind not in "iu":
             raise BadInput(f"records are chosen by whole numbers, not {chosen.dtype} of shape {chosen.shape}")
@@ -159,7 +159,7 @@ class RaggedArrays:
             raise BadInput(f"there is no record {chosen[outside.argmax()]}; there are {len(self)}")
         return np.where(chosen < 0, chosen + len(self), chosen) if (chosen < 0).any() else chosen
 
-    def checked_names(self, fields: Sequence[str] | None) -> list[str]:
+    def check_names(self, fields: Sequence[str] | None) -> list[str]:
         names = list(self._fields) if fields is None else list(fields)
         for name in names:
             if name not in self._fields:

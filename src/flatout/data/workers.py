@@ -134,7 +134,7 @@ def _worker_bytes() -> int | None:
 
 
 def _does_not_fit(queued: int, workers: int, trials: Sequence[WorkerTrials], host: HostFacts) -> str | None:
-    """Say why so many workers would not fit, judging by fewer; None if they would."""
+    """Say why this many workers would not fit, judging by fewer; None if they would."""
     known = [each for each in trials if each.batch_s]
     if not workers or not known:
         return None
@@ -162,7 +162,7 @@ def _decide(trials: Sequence[WorkerTrials], host: HostFacts, step_s: float | Non
     reason = f"seconds per batch by workers are {table}"
     if step_s is not None:
         reason += (
-            f"; beside a step of {show_seconds(step_s)} that makes {show_seconds(chosen.step_s(step_s))}"
+            f"; with a step of {show_seconds(step_s)} that is {show_seconds(chosen.step_s(step_s))} per step"
         )
     if host.cores is not None:
         reason += f"; {host.cores:g} cores ({host.cores_limited_by})"

@@ -64,7 +64,10 @@ class _Change:
             return None
         values, rows = self.vectors[name]
         if len(rows.index) != x.shape[0]:
-            raise BadInput(f"an input of {x.shape[0]} rows meets a table of {len(rows.index)}")
+            raise BadInput(
+                f"an input has {x.shape[0]} rows, and the table of variants {len(rows.index)}",
+                hint="the first dimension of every input must be the rows of the batch",
+            )
         gain = rows.gain()[:, None]
         own = (values[rows.index].float() * gain).masked_fill(gain.eq(0), 0)
         return own.view(x.shape[0], *(1,) * (x.ndim - 2), -1)

@@ -178,7 +178,7 @@ def test_a_sample_longer_than_the_budget_is_named_or_alone() -> None:
         ([1], {"max_rows": 0}, "max_rows=0"),
         ([1], {"spread": -1}, "spread=-1"),
         ([1], {"rank": 2, "num_ranks": 2}, "rank=2 is not one of 2 ranks"),
-        ([1], {"rank": 2}, "belong together"),
+        ([1], {"rank": 2}, "give both or neither"),
         ([1], {"too_long": "cut"}, "too_long='cut'"),
     ],
 )

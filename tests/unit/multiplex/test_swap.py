@@ -257,7 +257,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_touched() -> None:
     with multiplexed(model, factors, ROWS):
         with pytest.raises(BadInput, match="already multiplexed"):
             install(model, factors, ROWS)
-        with pytest.raises(BadInput, match="2 rows meets a table of 6"):
+        with pytest.raises(BadInput, match="2 rows, and the table of variants 6"):
             model(torch.randn(2, 6, dtype=torch.float64))
     assert trace(model) == before
 

@@ -19,7 +19,7 @@ Longs = npt.NDArray[np.int64]
 
 
 class Padded(NamedTuple):
-    """A padded field with what was asked for beside it."""
+    """A padded field, with its lengths and its mask if they were asked for."""
 
     values: Tensor
     lengths: Tensor | None
@@ -55,7 +55,7 @@ class Pad:
         if self.truncate and self.max_length is None:
             wrong.append("truncate=True needs max_length")
         if {type(self.lengths), type(self.mask)} == {str, bool} and True in (self.lengths, self.mask):
-            wrong.append(f"lengths={self.lengths!r} and mask={self.mask!r} get names both or neither")
+            wrong.append(f"lengths={self.lengths!r} and mask={self.mask!r}: name both or neither")
         if wrong:
             raise BadInput("Pad: " + "; ".join(wrong))
 
@@ -99,7 +99,7 @@ class PaddingRows:
         self._views: list[Any] = []
 
     def beside(self, lengths: Sequence[int], length: int) -> list[Any]:
-        """Return what pads samples of `lengths` to `length`."""
+        """Return the padding rows that follow samples of `lengths`, up to `length`."""
         if length > self._num_rows:
             self._make_rows(max(length, 2 * self._num_rows))
         step = self._bytes_per_row if self._form == "bytes" else 1

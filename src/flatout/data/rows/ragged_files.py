@@ -72,10 +72,12 @@ def _folder_beside(path: Path) -> Iterator[Path]:
 def read(path: Path) -> tuple[dict[str, Array], dict[str, tuple[Array, Array]]]:
     """Map the fields and spans of `path` into memory."""
     if not path.exists():
-        raise BadInput(f"{path} does not exist")
+        raise BadInput(f"{path} does not exist", hint="RaggedArrays.build writes it")
     arrays, note = _read_folder(path) if path.is_dir() else _read_safetensors(path)
     if note.get("format") != FORMAT or note.get("version") != VERSION:
-        raise BadInput(f"{path} holds no ragged records of version {VERSION}")
+        raise BadInput(
+            f"{path} holds no ragged records of version {VERSION}", hint="RaggedArrays.build writes them"
+        )
     fields = {
         name.removeprefix("fields/"): array for name, array in arrays.items() if name.startswith("fields/")
     }
@@ -100,7 +102,8 @@ def build(
             if record.keys() != columns.keys():
                 odd = next(iter(record.keys() ^ columns.keys()))
                 raise BadInput(
-                    f"record {count} {'lacks' if odd in columns else 'has'} field {odd!r}, unlike record 0"
+                    f"record {count} {'lacks' if odd in columns else 'has'} field {odd!r}, unlike record 0",
+                    hint="give every record the same fields",
                 )
             for name, column in columns.items():
                 column.append(record[name], count)
@@ -231,7 +234,9 @@ def _read_safetensors(file: Path) -> tuple[dict[str, Array], dict[str, Any]]:
         with file.open("rb") as handle:
             num_bytes = int.from_bytes(handle.read(8), "little")
             if num_bytes > file.stat().st_size:
-                raise BadInput(f"{file} is cut short, or not a safetensors file")
+                raise BadInput(
+                    f"{file} is cut short, or not a safetensors file", hint="copy or build it again"
+                )
             header = json.loads(handle.read(num_bytes))
         note = json.loads(header.pop("__metadata__")[FORMAT])
         arrays = {

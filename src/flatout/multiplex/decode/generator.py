@@ -39,7 +39,7 @@ class Generator:
 
     `eos` are the tokens that end a text, None for those of the model's generation config, and `stop` the
     sequences that do.  Shared prefixes are kept for later requests, in up to a quarter of the cache's bytes
-    beside it.  With `tile`, so many neighbouring slots are filled together, by requests of one variant: the
+    beside it.  With `tile`, that many neighbouring slots are filled together, by requests of one variant: the
     hand-written step then reads a variant's factors once for several rows.
     """
 
@@ -68,8 +68,9 @@ class Generator:
             )
         if slots < 1 or not 2 <= max_tokens <= positions:
             raise BadInput(
-                f"slots={slots}, max_tokens={max_tokens}; the model has {positions} positions",
-                hint="give at least 1 slot, and at least 2 tokens within the model's positions",
+                f"slots={slots} or max_tokens={max_tokens} is out of range: the model has {positions}"
+                " positions",
+                hint=f"give at least 1 slot, and 2 to {positions} tokens",
             )
         self.slots = slots
         self.limits = Limits(
@@ -208,7 +209,8 @@ def _check_vectors(decoder: Decoder, vectors: Mapping[int, Tensor]) -> None:
     for layer, one in vectors.items():
         if not 0 <= layer < len(decoder.blocks):
             raise BadInput(
-                f"vectors for layer {layer}", hint=f"the model has layers 0 to {len(decoder.blocks) - 1}"
+                f"there are vectors for layer {layer}",
+                hint=f"the model has layers 0 to {len(decoder.blocks) - 1}",
             )
         if one.ndim != 2 or one.shape[1] != decoder.width or one.device != decoder.device:
             raise BadInput(

@@ -63,7 +63,7 @@ class Limits:
         prompt, name = request.prompt, f"request {number}"
         wanted = max_new_tokens if request.max_new_tokens is None else request.max_new_tokens
         if not prompt:
-            raise BadInput(f"{name} has an empty prompt", hint="a prompt needs at least one token")
+            raise BadInput(f"{name} has an empty prompt", hint="give at least one token")
         if wanted < 1:
             raise BadInput(f"{name} asks for {wanted} new tokens", hint="ask for at least 1")
         if len(prompt) + wanted > self.max_tokens:
@@ -80,16 +80,16 @@ class Limits:
         if request.variant is not None and not 0 <= request.variant < self.num_variants:
             raise BadInput(
                 f"{name} asks for variant {request.variant} of {self.num_variants}",
-                hint="variants count from 0; None is the plain model",
+                hint="number variants from 0, or give None for the plain model",
             )
         if not request.sign or not math.isfinite(request.sign):
-            raise BadInput(f"{name} has sign {request.sign}", hint="a sign is 1 or -1, or a multiple of it")
+            raise BadInput(f"{name} has sign {request.sign}", hint="give 1 or -1, or a multiple of it")
         if not 0 <= request.key < 1 << 63:
-            raise BadInput(f"{name} has the key {request.key}", hint="keys are 63-bit numbers")
+            raise BadInput(f"{name} has the key {request.key}", hint="give a number from 0 to 2**63 - 1")
         if not 0 <= request.shared < len(prompt):
             raise BadInput(
                 f"{name} shares {request.shared} of {len(prompt)} prompt tokens",
-                hint="the last prompt token is never shared",
+                hint="share at least 0 tokens, and never the last one",
             )
         return wanted
 

@@ -27,11 +27,15 @@ class Sampling:
     def __post_init__(self) -> None:
         """Check the ranges."""
         if self.temperature < 0:
-            raise BadInput(f"temperature is {self.temperature}", hint="0 is greedy, above 0 samples")
+            raise BadInput(
+                f"temperature={self.temperature} is below 0", hint="give 0 for greedy, above 0 to sample"
+            )
         if self.top_k is not None and self.top_k < 1:
-            raise BadInput(f"top_k is {self.top_k}", hint="at least 1, or None for no limit")
+            raise BadInput(f"top_k={self.top_k} is below 1", hint="give at least 1, or None for no limit")
         if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise BadInput(f"top_p is {self.top_p}", hint="above 0 and up to 1, or None for no limit")
+            raise BadInput(
+                f"top_p={self.top_p} is not above 0 and at most 1", hint="omit it, or give None for no limit"
+            )
 
 
 def pick(

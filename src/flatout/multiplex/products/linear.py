@@ -54,7 +54,7 @@ def linear(
     rows = x.shape[0]
     if rows != index.shape[0]:
         raise BadInput(
-            f"an input of {rows} rows meets a table of {index.shape[0]}",
+            f"an input has {rows} rows, and the table of variants {index.shape[0]}",
             hint="the first dimension of every input must be the rows of the batch",
         )
     if group_size and (rows % group_size or rows > group_size * shrink.shape[0]):

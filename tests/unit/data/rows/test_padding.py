@@ -17,7 +17,7 @@ def test_every_wrong_setting_is_named_at_once() -> None:
         assert part in str(caught.value)
     with pytest.raises(BadInput, match="truncate=True needs max_length"):
         Pad(truncate=True)
-    with pytest.raises(BadInput, match="names both or neither"):
+    with pytest.raises(BadInput, match="name both or neither"):
         Pad(lengths="n", mask=True)
 
 

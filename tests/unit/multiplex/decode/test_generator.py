@@ -216,7 +216,7 @@ def test_the_short_form_gives_lists_of_tokens() -> None:
 
 
 def test_the_model_is_asked_for_no_more_positions_than_it_has() -> None:
-    with pytest.raises(BadInput, match="max_tokens=257; the model has 256 positions"):
+    with pytest.raises(BadInput, match="max_tokens=257 is out of range: the model has 256 positions"):
         Generator(shared_model(), slots=1, max_tokens=257)
     with pytest.raises(BadInput, match="slots=0"):
         Generator(shared_model(), slots=0, max_tokens=20)

@@ -76,10 +76,10 @@ def test_another_seed_key_or_position_draws_anew() -> None:
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [
-        ({"temperature": -1.0}, "temperature is -1"),
-        ({"top_k": 0}, "top_k is 0"),
-        ({"top_p": 0.0}, "top_p is 0"),
-        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"temperature": -1.0}, "temperature=-1.0 is below 0"),
+        ({"top_k": 0}, "top_k=0 is below 1"),
+        ({"top_p": 0.0}, "top_p=0.0 is not above 0"),
+        ({"top_p": 1.5}, "top_p=1.5 is not above 0"),
     ],
 )
 def test_values_out_of_range_are_named(wrong: dict[str, Any], complaint: str) -> None:

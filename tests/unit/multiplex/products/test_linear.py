@@ -307,7 +307,7 @@ def test_autocast_is_heeded_as_a_linear_heeds_it() -> None:
 def test_sizes_that_do_not_match_are_refused() -> None:
     case = make_case(Rows((0, 1, 2)), spare=0)
     other = Case(x=case.x[:2], weight=case.weight, bias=None, factors=case.factors, rows=case.rows)
-    with pytest.raises(BadInput, match="2 rows meets a table of 3"):
+    with pytest.raises(BadInput, match="2 rows, and the table of variants 3"):
         other.run(group_size=0)
     with pytest.raises(BadInput, match="group_size=0"):
         case.run(group_size=2)
