@@ -43,11 +43,11 @@ def tune_script(
     """Try what makes a script faster without a change of its code, and keep what is proven.
 
     `evidence` is that of a diagnosis of the same command; without it the script is diagnosed first.  With
-    `patch` changes of the source are tried, too; `apply_patches` writes those that were kept.  `resume` goes
-    on with a tuning of the same command in this folder that was interrupted.  With several `ranks` so many
-    processes train together, as torchrun would start them on this machine.  `ray` is the address of a Ray
-    cluster, whose nodes run the diagnosis and the trials.  Within so many `minutes` everything ends, the
-    diagnosis included, unless it and two pairs of unchanged runs take longer.
+    `patch`, changes to the source are tried, too; `apply_patches` writes those that were kept.  `resume`
+    continues an interrupted tuning of the same command in this folder.  `ranks` processes train together on
+    this machine, as torchrun would start them.  `ray` is the address of a Ray cluster, whose nodes run the
+    diagnosis and the trials.  Everything ends within `minutes`, the diagnosis included, unless the diagnosis
+    and two pairs of unchanged runs take longer.
     """
     from flatout.ground.script.command import check_command
     from flatout.hardware.ray_cluster import RayCluster
@@ -63,7 +63,10 @@ def tune_script(
     for text in only:
         read_dose(text)
     if read_launch().num_ranks > 1:
-        raise BadInput("a tuning starts its processes itself", hint="flatout tune --ranks N train.py")
+        raise BadInput(
+            "flatout tune starts its ranks itself",
+            hint="run it without the launcher: flatout tune --ranks N train.py",
+        )
     if evidence is None and resume:
         evidence = evidence_of(journal_path(tuple(command)))
     if evidence is None:
@@ -157,7 +160,7 @@ def _diagnose_ranks(command: Sequence[str], *, module: bool, ranks: int, seconds
 
 
 def run_tuned(command: Sequence[str], *, module: bool = False, prescription: Path | None = None) -> NoReturn:
-    """Become a script under the treatments of a prescription, by default the one in this folder."""
+    """Replace this process by a script under the treatments of a prescription, by default ./flatout.toml."""
     from flatout.ground.script.command import check_command
     from flatout.tuner.run import run
 
@@ -175,7 +178,7 @@ def check_script(
     pairs: int = 8,
     on_progress: OnProgress = ignore,
 ) -> Checked:
-    """Compare a script's source with a git revision or folder `base`, or with a result `against` it."""
+    """Compare a script's source with a git revision or folder `base`, or with a saved result `against`."""
     from flatout.tuner.check.check import CheckOptions, check_against, check_sources
 
     options = CheckOptions(module=module, tolerance=tolerance, pairs=pairs, on_progress=on_progress)

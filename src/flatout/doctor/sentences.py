@@ -255,7 +255,7 @@ def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
         return None
     slowest = max(ranks, key=lambda rank: alone[rank.rank])
     usual = median(seconds for rank, seconds in alone.items() if rank != slowest.rank)
-    if usual <= 0 or alone[slowest.rank] < usual * STRAGGLES or surely_lost_s(slowest, ranks) <= 0:
+    if usual <= 0 or alone[slowest.rank] < usual * STRAGGLES or least_lost_s(slowest, ranks) <= 0:
         return None
     return slowest, alone[slowest.rank] / usual
 
@@ -270,8 +270,8 @@ def waiting_phases(rank: Rank) -> tuple[str, ...]:
     return (*MEETING, *rank.meets_in)
 
 
-def surely_lost_s(slowest: Rank, ranks: Sequence[Rank]) -> float:
-    """Return what the slowest rank takes more than the others at least, by the intervals over its steps."""
+def least_lost_s(slowest: Rank, ranks: Sequence[Rank]) -> float:
+    """Return the least by which the slowest rank exceeds the others' median, by the 95 % intervals."""
     least_s = own_work_s(slowest) if slowest.own_low_s is None else slowest.own_low_s
     others = [rank for rank in ranks if rank.rank != slowest.rank]
     return least_s - median(

@@ -42,7 +42,7 @@ CHANNEL_FILE = "job.channel"  # of a watched run: what the job reports at presen
 LAST_WORDS = ".last"  # SIGTERM.last: empty, until that ends the script
 HEARD = ("SIGTERM", "SIGHUP")
 CRASH = "crash"  # crash.last begins with a line that names it
-UNHEARD = "a signal that was not heard; SIGKILL, which the kernel sends when memory runs out, never is"
+UNHEARD = "a signal that left no record, such as SIGKILL, which the kernel sends when memory runs out"
 LONGEST_NAME = 40
 LONGEST_END = 300
 LARGEST_RUN_FILE = 4 * 2**20  # a command line has at most 2 MiB
@@ -161,7 +161,7 @@ def this_run(name: str | None = None, *, time_s: float, kind: str = "watch") -> 
 
 
 def launcher_of(launch: Launch) -> int | str | None:
-    """Return what identifies a restarted job."""
+    """Return the launcher's id of the job, which stays the same when the job restarts."""
     return (launch.job or os.getppid()) if launch.is_launched else None
 
 
@@ -277,7 +277,7 @@ def end_run(folder: Path, *, time_s: float, end: str | None = None, exit_code: i
 
 
 def time_of(run: Run, now_s: float) -> float:
-    """Return the present time by the clock as it was when a run of this boot began.
+    """Return the present time by the clock as it was set when the run began.
 
     A clock that is set meanwhile makes a run neither longer nor shorter.
     """
@@ -353,7 +353,7 @@ def read_run(folder: Path) -> Run:
 
 
 def _read_last_words(folder: Path) -> str | None:
-    """Read what ended a script before it could say so; None if nothing listened."""
+    """Read which signal or crash ended a script; None if nothing recorded signals."""
     found = None
     for name in (CRASH, *HEARD):
         try:
@@ -426,9 +426,9 @@ def process_started_s(pid: int) -> float | None:
 
 
 def process_key(pid: int) -> str | None:
-    """Return the machine's boot and the ticks from it to the start of a process; None where Linux is not.
+    """Return the machine's boot and the ticks from it to the start of a process; None except on Linux.
 
-    The time at which a process started is counted from the boot, by the clock: where that is set, it moves.
+    Other ways derive the start from the clock, and it changes when the clock is set.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -439,7 +439,7 @@ def process_key(pid: int) -> str | None:
 
 
 def _boot() -> str | None:
-    """Return what tells this boot of the machine from others, where Linux says it."""
+    """Return the id of this boot of the machine; None except on Linux."""
     try:
         return BOOT.read_text(encoding="ascii").strip()
     except OSError:
@@ -447,13 +447,13 @@ def _boot() -> str | None:
 
 
 def boot_age_s() -> float | None:
-    """Return the seconds since the boot, those of sleep included, where Linux counts them."""
+    """Return the seconds since the boot, sleep included; None if the system does not count them."""
     clock = getattr(time, "CLOCK_BOOTTIME", None)
     return None if clock is None else time.clock_gettime(clock)
 
 
 def is_alive(pid: int, started_s: float | None, key: str | None = None) -> bool:
-    """Return whether the process still runs with this key, or that started at `started_s`; no zombie does."""
+    """Return whether the process with this key, or that started at `started_s`, runs; a zombie does not."""
     try:
         process = psutil.Process(pid)
         found = process_key(pid) if key is not None else None

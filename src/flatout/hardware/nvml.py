@@ -209,7 +209,7 @@ def _read_whole(nvml: Any, found: _Found) -> GpuSnapshot:
     questions.lost = found.lost
     fields = read_gpu_fields(questions)
     if found.mig_enabled is None:
-        questions.missing["mig_enabled"] = questions.lost or "NVML did not say"
+        questions.missing["mig_enabled"] = questions.lost or "NVML did not report it"
     return GpuSnapshot(
         index=found.index,
         **fields,

@@ -28,7 +28,9 @@ def load_evidence(path: Path | str) -> Evidence:
     try:
         text = _read_bytes(path).decode("utf-8")
     except FileNotFoundError:
-        raise EvidenceUnreadable(f"no Evidence file at {path}") from None
+        raise EvidenceUnreadable(
+            f"no Evidence file at {path}", hint="check the path; flatout diagnose --save FILE writes one"
+        ) from None
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise EvidenceUnreadable(f"{path} cannot be read: {error}") from None
     try:
@@ -47,7 +49,9 @@ def _read_bytes(path: Path) -> bytes:
     with gzip.open(path) as file:
         text = file.read(MOST_BYTES + 1)
     if len(text) > MOST_BYTES:
-        raise EvidenceUnreadable(f"{path} holds more than {MOST_BYTES >> 20} MiB")
+        raise EvidenceUnreadable(
+            f"{path} holds more than {MOST_BYTES >> 20} MiB", hint="give a file of flatout diagnose"
+        )
     return text
 
 
@@ -69,7 +73,9 @@ def decode_evidence(data: Any, *, name: str) -> Evidence:
     try:
         return decode(Evidence, data, name)
     except WrongShape as error:
-        raise EvidenceUnreadable(f"Evidence file is damaged: {error}") from None
+        raise EvidenceUnreadable(
+            f"Evidence file is damaged: {error}", hint="run flatout diagnose again"
+        ) from None
 
 
 def _from_version_1(data: dict[str, Any]) -> dict[str, Any]:

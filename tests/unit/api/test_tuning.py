@@ -20,7 +20,7 @@ def test_a_tuning_starts_its_ranks_itself(tmp_path: Path, monkeypatch: pytest.Mo
     assert command[command.index("flatout") + 1] == "diagnose"
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(BadInput, match="starts its processes itself"):
+    with pytest.raises(BadInput, match="starts its ranks itself"):
         tune_script([str(script)])
 
 

@@ -106,7 +106,7 @@ def test_an_evaluation_in_every_step_is_proven_by_steps_without_it(made: Any) ->
     assert (finding.code, finding.place, finding.message) == (
         "FO801",
         made.place(50, function="train"),
-        "Model is evaluated here in every step, beside its training",
+        "Model is evaluated here in every step, in addition to its training",
     )
     assert finding.ceiling is not None and finding.ceiling.speedup == pytest.approx(1.4)
 

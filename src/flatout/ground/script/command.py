@@ -39,7 +39,7 @@ def check_command(command: Sequence[str], *, module: bool) -> None:
     if path.is_dir() and not (path / "__main__.py").exists():
         raise BadInput(f"{target} is a folder", hint="name the script inside it")
     if not os.access(path, os.R_OK):
-        raise BadInput(f"{target} cannot be read")
+        raise BadInput(f"{target} cannot be read", hint="check its permissions")
     if path.suffix == ".ipynb":
         raise BadInput(
             f"{target} is a notebook, not a script",
@@ -62,7 +62,10 @@ def _check_module(name: str) -> None:
         except KeyError:
             return  # a namespace package inside a package: only importing it can tell
         if spec is None:
-            raise BadInput(f"there is no module {part!r} in this folder or on Python's path")
+            raise BadInput(
+                f"there is no module {part!r} in this folder or on Python's path",
+                hint="run in the folder that holds it, or add that folder to PYTHONPATH",
+            )
         places = spec.submodule_search_locations
         if places is None and part != name:
             raise BadInput(f"there is no module {name!r}: {part!r} is not a package", hint=hint)

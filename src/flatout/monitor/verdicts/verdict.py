@@ -50,7 +50,7 @@ def verdicts(samples: Sequence[Sample]) -> tuple[Verdict, ...]:
     if len(recent) < ENOUGH_SAMPLES:
         number = f"{len(recent)} sample{'' if len(recent) == 1 else 's'}"
         reason = f"{number} so far; a verdict needs {ENOUGH_SAMPLES}"
-        return (_unknown(reason, action="a run that goes on has one soon"),)
+        return (_unknown(reason, action="keep watching for a few seconds"),)
     if last is not None and last.state in ("ended", "died"):
         return (_unknown(f"the job has {last.state}", action="flatout report shows the whole run"),)
     return judge(recent)
@@ -230,7 +230,7 @@ def _healthy(window: Window) -> Verdict | None:
 
 
 def _own_cores(window: Window) -> float | None:
-    """Return the cores that the job's own processes keep busy; those of the host may be anybody's."""
+    """Return the cores that the job's own processes keep busy; the host's figure counts all."""
     own = [process.cpu_cores for process in window.mean.processes if process.of_job]
     known = [cores for cores in own if cores is not None]
     return sum(known) if known else None

@@ -127,7 +127,7 @@ def read_document(path: Path, *, name: str | None = None) -> Document:
             raise BadInput(f"{shown} is not a file, but a pipe or a device, which a plan cannot write back")
         data = path.read_bytes()
     except FileNotFoundError:
-        raise BadInput(f"no config at {shown}") from None
+        raise BadInput(f"no config at {shown}", hint="check the path") from None
     except IsADirectoryError:
         raise BadInput(f"{shown} is a folder, not a config file") from None
     except OSError as error:

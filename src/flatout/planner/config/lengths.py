@@ -1,7 +1,7 @@
 """The lengths of a data set's sequences, and of its batches: the longest decides.
 
-A batch is padded to its longest row.  Of rows that are drawn at random, a batch of `b` stays within a length
-with the b-th power of one row's chance, so that large batches are nearly always long, whatever the mean says.
+A batch is padded to its longest row.  If rows are drawn at random, a batch of `b` rows stays within a length
+with the b-th power of one row's probability, so large batches are nearly always long, whatever the mean says.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class SequenceLengths:
         return longest(self.counts)
 
     def of_batches(self, batch_size: int) -> BatchLengths:
-        """Return how long batches of so many random rows are."""
+        """Return how long batches of `batch_size` random rows are."""
         lengths = sorted(length for length, count in self.counts.items() if count)
         total = self.num_sequences
         shares, seen = [], 0
@@ -105,7 +105,7 @@ def read_lengths(path: Path) -> SequenceLengths:
     for length, count, where in _json(text, path) if text.lstrip()[:1] in ("[", "{") else _lines(text, path):
         if length < 1 or count < 0:
             raise BadInput(
-                f"{where}: a length of {length} that occurs {count} times",
+                f"{where}: length {length} occurs {count} times",
                 hint="lengths are at least 1, counts at least 0",
             )
         counts[length] += count

@@ -376,7 +376,7 @@ def test_an_ended_job_has_no_bound(played: Played) -> None:
 
 def test_few_samples_are_no_evidence() -> None:
     found = verdict([Sample(time_s=1.0)])
-    assert (found.bound, found.action) == ("unknown", "a run that goes on has one soon")
+    assert (found.bound, found.action) == ("unknown", "keep watching for a few seconds")
     assert found.to_json()["format"] == "flatout-verdict"
 
 

@@ -41,7 +41,7 @@ def test_every_way_to_write_lengths(text: str, tmp_path: Path) -> None:
         ("5,0\n", "holds no sequence"),
         ("12\nlong\n", "line 2: 'long' is not a length"),
         ("12,3,4\n", "line 1: '12,3,4' is not a length"),
-        ("0\n", "a length of 0 that occurs 1 times"),
+        ("0\n", "length 0 occurs 1 times"),
         ("[1.5]", "1.5: 1 is not a length"),
         ('{"12": "2"}', "'12': '2' is not a length"),
         ("[12", "not valid JSON: line 1"),

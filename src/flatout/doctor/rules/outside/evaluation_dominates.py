@@ -72,7 +72,7 @@ def _in_every_step(evidence: Evidence) -> list[Finding]:
         findings += RULE.proven(
             evidence,
             call.place,
-            f"{call.module} is evaluated here in every step, beside its training",
+            f"{call.module} is evaluated here in every step, in addition to its training",
             arms=PROOF,
             figures=(
                 "it runs in evaluation mode, and no backward pass follows",

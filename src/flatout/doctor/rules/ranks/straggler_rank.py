@@ -37,7 +37,7 @@ from statistics import median
 from flatout.doctor.ceilings import share_of
 from flatout.doctor.finding import Finding
 from flatout.doctor.rule import title_of
-from flatout.doctor.sentences import own_work_s, rank_name, straggler, surely_lost_s, waiting_phases
+from flatout.doctor.sentences import least_lost_s, own_work_s, rank_name, straggler, waiting_phases
 from flatout.ground.units import show_ratio, show_seconds, show_share
 from flatout.measure.evidence import Evidence, Rank
 
@@ -53,7 +53,7 @@ def detect(evidence: Evidence) -> list[Finding]:
     others = [other for other in evidence.ranks if other.rank != rank.rank]
     lost_s = own_work_s(rank) * (1 - 1 / excess)
     share = share_of(lost_s, rank.step_s)
-    surely = share_of(surely_lost_s(rank, evidence.ranks), rank.step_s)
+    surely = share_of(least_lost_s(rank, evidence.ranks), rank.step_s)
     if share is None or surely is None or min(share, surely) < LEAST_SHARE:
         return []
     phase, more_s = _phase(rank, others)
