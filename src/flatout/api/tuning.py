@@ -57,8 +57,7 @@ def tune_script(
     from flatout.tuner.trial.journal import evidence_of, journal_path
 
     began_s = time.monotonic()
-    if minutes is not None:
-        seconds = min(seconds, DIAGNOSIS_SHARE * 60 * minutes)
+    seconds = seconds if minutes is None else min(seconds, _diagnosis_s(minutes))
     check_command(command, module=module)
     for text in only:
         read_dose(text)
@@ -103,6 +102,13 @@ def tune_script(
             cluster=cluster,
             within_s=None if minutes is None else 60 * minutes - (time.monotonic() - began_s),
         )
+
+
+def _diagnosis_s(minutes: float) -> float:
+    """Return the seconds of a diagnosis, if everything is to end within some minutes."""
+    if not minutes > 0:
+        raise BadInput(f"minutes={minutes:g} leaves no time", hint="--minutes 10 ends within ten minutes")
+    return DIAGNOSIS_SHARE * 60 * minutes
 
 
 def _diagnose_on(

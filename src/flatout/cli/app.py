@@ -30,7 +30,18 @@ CRASHED, INTERRUPTED, READER_GONE = 2, Interrupted.exit_code, 141
 
 
 class Verb(TyperCommand):
-    """A verb that also takes `--version`."""
+    """A verb that also takes `--version`, and names its own options where they follow the script."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except FlatoutError as error:
+            own = {option for each in self.params for option in each.opts if option.startswith("--")}
+            after = [each.partition("=")[0] for each in (ctx.params.get("command") or ())[1:]]
+            if passed := [each for each in after if each in own]:
+                where = f"{', '.join(passed)} went to the script: options of flatout come before it"
+                error.hint = f"{error.hint}; {where}" if error.hint else where
+            raise
 
     def get_params(self, ctx: Any) -> list[Any]:
         shared = [each for each in ctx.find_root().command.params if each.name == "version"]

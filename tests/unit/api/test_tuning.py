@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -43,3 +44,9 @@ def test_an_unknown_treatment_is_refused_before_anything_runs(tmp_path: Path) ->
     with pytest.raises(BadInput, match="no treatment 'lodaer-workers'") as raised:
         tune_script([str(tmp_path / "train.py")], only=["lodaer-workers=2"])
     assert raised.value.hint == "did you mean loader-workers?"
+
+
+@pytest.mark.parametrize("minutes", [0.0, -1.0, math.nan])
+def test_no_time_is_refused_before_anything_runs(minutes: float) -> None:
+    with pytest.raises(BadInput, match="leaves no time"):
+        tune_script(["absent.py"], minutes=minutes)

@@ -237,3 +237,12 @@ def test_an_output_without_room_ends_with_two(arguments: tuple[str, ...], stream
     if streams == "stdout":
         (line,) = done.stderr.splitlines()
         assert "cannot be written: No space left on device" in line
+
+
+def test_options_that_went_to_the_script_are_named_if_a_verb_fails(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("print()")
+    answer = invoke("check", str(script), "--base=main", "--epochs", "3")
+    assert answer.exit_code == 2
+    assert "--base went to the script: options of flatout come before it" in answer.output
+    assert "went to the script" not in invoke("check", str(script), "--epochs", "3").output
