@@ -8,6 +8,7 @@ DEMO_EVIDENCE := .flatout/demo.json
 DEMO_TUNED := .flatout/demo.toml
 DEMO_TUNING := .flatout/tuning.html
 DEMO_JOB := examples/darkroom/train.py --size small
+DIAGNOSE ?= $(BIN)/flatout diagnose --seconds 45
 TUNE ?= --only one-gather --only garbage-every
 BENCH ?= *
 
@@ -18,7 +19,7 @@ BENCH ?= *
 demo: export OMP_NUM_THREADS := 1
 demo: $(INSTALLED)
 	@mkdir -p $(dir $(DEMO_PAGE))
-	@$(BIN)/flatout diagnose --seconds 45 --save $(DEMO_EVIDENCE) --html $(DEMO_PAGE) $(DEMO_JOB); status=$$?; \
+	@$(DIAGNOSE) --save $(DEMO_EVIDENCE) --html $(DEMO_PAGE) $(DEMO_JOB); status=$$?; \
 	if [ $$status -eq 0 ]; then echo "make demo: nothing found in a script that is slow on purpose" >&2; exit 1; fi; \
 	if [ $$status -ne 1 ]; then exit $$status; fi; \
 	echo "The report as a page, with the timeline of a step and the source lines: $(DEMO_PAGE)"

@@ -95,13 +95,23 @@ def repository() -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def a_terminal_that_may_hang_up() -> Iterator[None]:
-    """Handle SIGHUP as in a terminal, also where the tests run under nohup, which ignores it."""
-    before = signal.getsignal(signal.SIGHUP)
-    if before is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+def signals_of_a_terminal() -> Iterator[None]:
+    """Handle signals as in a terminal, also under nohup and in the background, where a shell ignores them.
+
+    Programs that a test starts inherit what is ignored, and never hear the signals that it sends them.
+    """
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: signal.SIG_DFL,
+        signal.SIGQUIT: signal.SIG_DFL,
+        signal.SIGTERM: signal.SIG_DFL,
+    }
+    ignored = [number for number in usual if signal.getsignal(number) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, usual[number])
     yield
-    signal.signal(signal.SIGHUP, before)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture(autouse=True, scope="module")

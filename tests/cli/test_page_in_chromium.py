@@ -8,9 +8,9 @@ import pytest
 
 from flatout.doctor.report.page import page
 from tests.support import doctor as builders
-from tests.support.browser import OVERFLOW, browser, show
+from tests.support.browser import OVERFLOW, browser, open_pages, show
 
-__all__ = ["browser", "show"]
+__all__ = ["browser", "open_pages", "show"]
 
 FULL = page(builders.evidence(ranks=builders.ranks()), builders.findings())
 HOSTILE = page(builders.hostile_evidence(), builders.hostile_findings())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.support.measure import BRIEF, flatout, with_schedule
 from tests.support.warm_python import warm
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,11 +63,14 @@ def test_the_first_command_is_the_demo() -> None:
 def test_commands_run_from_top_to_bottom() -> None:
     if not (ROOT / ".venv" / ".installed").exists():
         pytest.skip("make has not set up .venv here, and a test must not install packages")
+    # one round of the demo, and not its second half, which takes minutes: test_tune.py has seconds
+    one_round = {**BRIEF, "FEWEST_ROUNDS": 1, "MOST_ROUNDS": 1}
+    demo = {"DIAGNOSE": shlex.join([*flatout(one_round), "--seconds", "300"]), "TUNE": ""}
     for command in commands_to_run():
         done = subprocess.run(
             ["bash", "-c", command],
             cwd=ROOT,
-            env={**os.environ, "TUNE": ""},  # the demo's second half takes minutes; test_tune.py has seconds
+            env={**os.environ, **demo},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -80,7 +85,8 @@ def test_commands_run_from_top_to_bottom() -> None:
 def test_python_runs(block: Block, tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(block.text, encoding="utf-8")
-    done = warm().run("python", script, cwd=tmp_path)
+    briefly = f"{with_schedule(BRIEF)}import runpy; runpy.run_path({str(script)!r}, run_name='__main__')"
+    done = warm().run("python", "-c", briefly, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

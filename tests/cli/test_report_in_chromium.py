@@ -18,11 +18,11 @@ from flatout.engines.steering.report.page import page as steering_page
 from flatout.monitor.past.outline import read_outline
 from flatout.monitor.past.report import page
 from tests.support.adapters import hostile_report, report
-from tests.support.browser import OVERFLOW, Opened, browser, show
+from tests.support.browser import OVERFLOW, Opened, browser, open_pages, show
 from tests.support.monitor import HOSTILE, kept_run, story
 from tests.support.steering import hostile_study, study
 
-__all__ = ["browser", "show"]
+__all__ = ["browser", "open_pages", "show"]
 
 PICTURES = "FLATOUT_PICTURES"
 IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"

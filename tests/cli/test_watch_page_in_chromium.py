@@ -21,13 +21,13 @@ from flatout.monitor.fleet.nodes import Fleet
 from flatout.monitor.sample import HostSample, Sample
 from flatout.monitor.sampler import Sampler
 from flatout.monitor.web.server import PageServer
-from tests.support.browser import OVERFLOW, PATIENCE_MS, Opened, browser, playwright
+from tests.support.browser import OVERFLOW, Opened, Pages, browser, open_pages, playwright
 from tests.support.monitor_web import HOSTILE, START_S, logged_run, sample
 
 pytest.importorskip("starlette", reason="starlette is not installed: flatout[web]")
 pytest.importorskip("uvicorn", reason="uvicorn is not installed: flatout[web]")
 
-__all__ = ["browser"]
+__all__ = ["browser", "open_pages"]
 
 PICTURES = "FLATOUT_PICTURES"
 TWO_FRAMES = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
@@ -101,21 +101,14 @@ Show = Callable[..., WatchPage]
 
 
 @pytest.fixture
-def show(browser: Any) -> Iterator[Show]:
-    contexts = []
-
+def show(open_pages: Pages) -> Iterator[Show]:
     def open_page(url: str, *, width: int = 1280, height: int = 900, scheme: str = "light") -> WatchPage:
-        context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=scheme)
-        context.set_default_timeout(PATIENCE_MS)
-        contexts.append(context)
-        opened = WatchPage(context.new_page())
-        opened.browser_page.goto(url)
+        opened = open_pages.open(WatchPage, url, width=width, height=height, scheme=scheme)
         opened.browser_page.wait_for_selector("#runs:not([aria-busy]) section.run:not(.waiting)")
         return opened
 
     yield open_page
-    for context in contexts:
-        context.close()
+    open_pages.leave()
 
 
 def fed(server: PageServer, seconds: range, make: Callable[[float], Sample] = sample) -> None:

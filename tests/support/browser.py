@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
@@ -35,12 +35,22 @@ class Opened:
     browser_page: Any
     complaints: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+    _hear: dict[str, Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self.browser_page.on("console", lambda message: self.complaints.append(message.text))
-        self.browser_page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.browser_page.on("dialog", self._refuse)
-        self.browser_page.on("request", lambda request: self.requests.append(request.url))
+        self._hear = {
+            "console": lambda message: self.complaints.append(message.text),
+            "pageerror": lambda error: self.complaints.append(str(error)),
+            "dialog": self._refuse,
+            "request": lambda request: self.requests.append(request.url),
+        }
+        for event, hear in self._hear.items():
+            self.browser_page.on(event, hear)
+
+    def leave(self) -> None:
+        """Hear nothing more of the page."""
+        for event, hear in self._hear.items():
+            self.browser_page.remove_listener(event, hear)
 
     def _refuse(self, dialog: Any) -> None:
         self.complaints.append(f"dialog: {dialog.message}")
@@ -63,20 +73,52 @@ def browser() -> Iterator[Any]:
         chromium.close()
 
 
+Page = TypeVar("Page", bound=Opened)
+
+
+class Pages:
+    """Pages that tests use one after another: each new one starts a process, which takes half a second."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self._free: list[Any] = []
+        self._opened: list[Opened] = []
+
+    def open(self, kind: type[Page], url: str, *, width: int, height: int = 900, scheme: str) -> Page:
+        page = self._free.pop() if self._free else self._browser.new_context().new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(media="null", color_scheme=scheme)
+        opened = kind(page)
+        self._opened.append(opened)
+        page.goto(url)
+        return opened
+
+    def leave(self) -> None:
+        """Leave all open pages as new ones are."""
+        for opened in self._opened:
+            opened.leave()
+            page = opened.browser_page
+            page.evaluate("localStorage.clear()")
+            page.goto("about:blank")
+            page.mouse.move(0, 0)
+            self._free.append(page)
+        self._opened.clear()
+
+
+@pytest.fixture(scope="module")
+def open_pages(browser: Any) -> Pages:
+    return Pages(browser)
+
+
 @pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Any]:
+def show(open_pages: Pages, tmp_path: Path) -> Iterator[Any]:
     """A function that opens a text as a page."""
-    contexts = []
 
     def open_page(html: str, *, width: int = 1100, scheme: str = "light") -> Opened:
         path = tmp_path / "page.html"
         path.write_text(html, encoding="utf-8")
-        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        contexts.append(context)
-        opened = Opened(context.new_page())
-        opened.browser_page.goto(path.as_uri())
-        return opened
+        return open_pages.open(Opened, path.as_uri(), width=width, scheme=scheme)
 
     yield open_page
-    for context in contexts:
-        context.close()
+    open_pages.leave()
