@@ -39,22 +39,11 @@ from flatout.multiplex.rows import Rows  # noqa: E402
 
 REPLAYS = 20
 # What is tried one after the other, from the sizes of `tiles_for` on.
-TRIED: dict[int, list[dict[str, Any]]] = {
-    4: [
-        {"convert": True},
-        {"norm_registers": 64},
-        {"attend_registers": 96},
-        {"gate_block": 256, "gate_warps": 1},
-    ],
-    16: [
-        {"gate_dot": True},
-        {"convert": True},
-        {"gate_dot": True, "gate_registers": 64},
-        {"attend_registers": 96},
-        {"gate_dot": True, "gate_block": 512, "gate_warps": 2, "gate_registers": None},
-        {"norm_registers": 64},
-    ],
-}
+TRIED: list[dict[str, Any]] = [
+    {"gate_along": True},
+    {"ahead": True},
+    {"attend_along": True},
+]
 
 
 class Step:
@@ -101,7 +90,7 @@ def search(decoder: Decoder, *, rank: int, rows: int, positions: int, keep: Any)
     best = Step(decoder, state, factors, best_tiles)
     chosen = best.logits()
     keep(row_of(rank, "as chosen", best_tiles, *race(plain, best, best)))
-    for changes in TRIED.get(rank, []):
+    for changes in [*TRIED, *([{"gate_dot": False}] if best_tiles.gate_dot else [])]:
         tiles = dataclasses.replace(best_tiles, **changes)
         if tiles == best_tiles:
             continue

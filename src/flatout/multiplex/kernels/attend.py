@@ -56,9 +56,14 @@ def attend(
     WINDOWED: tl.constexpr,
     PRECISION: tl.constexpr,
     CONVERT: tl.constexpr,
+    ALONG: tl.constexpr,  # neighbouring programs have neighbouring heads, not neighbouring rows
 ):
-    row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
+    if ALONG:
+        row = (tl.program_id(0) // K).to(tl.int64)
+        head = tl.program_id(0) % K
+    else:
+        row = tl.program_id(0).to(tl.int64)
+        head = tl.program_id(1)
     HALF: tl.constexpr = E // 2
     PER: tl.constexpr = H // K
     WIDTH: tl.constexpr = (H + 2 * K) * E

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from flatout.multiplex.kernels.norm import ONCE, add_four, factor
+from flatout.multiplex.kernels.norm import ONCE, add_four, factor, opened, stored
 
 
 @triton.jit
@@ -20,6 +20,12 @@ def activate(x, KIND: tl.constexpr):
     else:
         inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
         return x / (1 + tl.exp(-2 * inner))
+
+
+@triton.jit
+def both(pointer, start, columns, inside, WIDTH: tl.constexpr):
+    """Load a rank's factor of gate and of up, as stored."""
+    return stored(pointer, start, columns, inside), stored(pointer, start + WIDTH, columns, inside)
 
 
 @triton.jit
@@ -42,10 +48,16 @@ def gate_up(
     KIND: tl.constexpr,
     DOT: tl.constexpr,  # RANK up to a power of two of at least 16: coefficients by a matrix product; or 0
     CONVERT: tl.constexpr,
+    ALONG: tl.constexpr,  # neighbouring programs have neighbouring columns, not neighbouring rows
+    AHEAD: tl.constexpr,  # factors are asked for four ranks ahead of their use
 ):
-    first = tl.program_id(0).to(tl.int64) * ROWS
+    if ALONG:
+        first = (tl.program_id(0) // PARTS).to(tl.int64) * ROWS
+        part = tl.program_id(0) % PARTS
+    else:
+        first = tl.program_id(0).to(tl.int64) * ROWS
+        part = tl.program_id(1)
     rows = first + tl.arange(0, ROWS)
-    part = tl.program_id(1)
     columns = part * BLOCK + tl.arange(0, BLOCK)
     inside = columns < WIDTH
     own = first // num_tokens
@@ -54,6 +66,12 @@ def gate_up(
         b0 = factor(shrink, which * WIDTH, columns, inside, CONVERT)
         a0 = factor(expand, which * 2 * WIDTH, columns, inside, CONVERT)
         a1 = factor(expand, which * 2 * WIDTH, columns + WIDTH, inside, CONVERT)
+    if AHEAD:
+        start = which * RANK * 2 * WIDTH
+        n0, m0 = both(expand, start, columns, inside, WIDTH)
+        n1, m1 = both(expand, start + 2 * WIDTH, columns, inside, WIDTH)
+        n2, m2 = both(expand, start + 4 * WIDTH, columns, inside, WIDTH)
+        n3, m3 = both(expand, start + 6 * WIDTH, columns, inside, WIDTH)
     if DOT:
         rank = tl.arange(0, DOT)
         b_at = shrink + (which * RANK + rank[:, None]) * WIDTH + columns[None, :]
@@ -66,6 +84,20 @@ def gate_up(
         if RANK == 1:
             g += c[:, None] * a0[None, :]
             u += c[:, None] * a1[None, :]
+        elif AHEAD:
+            if j % 4 == 0:
+                a0, a1, a2, a3 = n0, n1, n2, n3
+                b0, b1, b2, b3 = m0, m1, m2, m3
+                if j + 4 < RANK:
+                    start = (which * RANK + j + 4) * 2 * WIDTH
+                    n0, m0 = both(expand, start, columns, inside, WIDTH)
+                    n1, m1 = both(expand, start + 2 * WIDTH, columns, inside, WIDTH)
+                    n2, m2 = both(expand, start + 4 * WIDTH, columns, inside, WIDTH)
+                    n3, m3 = both(expand, start + 6 * WIDTH, columns, inside, WIDTH)
+            a = a0 if j % 4 == 0 else a1 if j % 4 == 1 else a2 if j % 4 == 2 else a3
+            d = b0 if j % 4 == 0 else b1 if j % 4 == 1 else b2 if j % 4 == 2 else b3
+            g += c[:, None] * opened(a, CONVERT)[None, :]
+            u += c[:, None] * opened(d, CONVERT)[None, :]
         else:
             start = (which * RANK + j) * 2 * WIDTH
             g += c[:, None] * factor(expand, start, columns, inside, CONVERT)[None, :]

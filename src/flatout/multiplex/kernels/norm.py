@@ -48,6 +48,16 @@ def factor(pointer, start, columns, inside, CONVERT: tl.constexpr = False):
 
 
 @triton.jit
+def four(pointer, start, columns, inside, WIDTH: tl.constexpr):
+    """Load the factors of four ranks, as stored."""
+    s0 = stored(pointer, start, columns, inside)
+    s1 = stored(pointer, start + WIDTH, columns, inside)
+    s2 = stored(pointer, start + 2 * WIDTH, columns, inside)
+    s3 = stored(pointer, start + 3 * WIDTH, columns, inside)
+    return s0, s1, s2, s3
+
+
+@triton.jit
 def total(at, part, PARTS: tl.constexpr, SPAN: tl.constexpr, BLOCK_PARTS: tl.constexpr):
     """Return partial sums added up until SPAN of them are left, few enough for the threads of a warp."""
     found = tl.load(at, mask=part < PARTS, other=0.0)
@@ -86,6 +96,7 @@ def add_norm(
     STEERED: tl.constexpr,
     ROWS: tl.constexpr,
     CONVERT: tl.constexpr,
+    AHEAD: tl.constexpr,  # the factors of the next four ranks are asked for before a reduction
 ):
     first = tl.program_id(0).to(tl.int64) * ROWS
     rows = first + tl.arange(0, ROWS)
@@ -95,17 +106,15 @@ def add_norm(
     own = first // num_tokens
     which = tl.load(variant + own)
     w = tl.load(weight + columns, mask=inside, other=0.0).to(tl.float32)
-    # Factors first: they wait for nothing, and no load passes a reduction.  Of rank 4 they
+    # Factors first: they wait for nothing, and no load passes a reduction.  From rank 4 on they
     # stay as stored until then; this was measured with two rows a program.
     if RANK_OUT == 1:
         b0 = factor(shrink, which * WIDTH, columns, inside, CONVERT)
     if RANK_IN == 1:
         a0 = factor(expand, which * WIDTH, columns, inside, CONVERT)
-    if RANK_OUT == 4 and ROWS == 2:
-        s0 = stored(shrink, which * 4 * WIDTH, columns, inside)
-        s1 = stored(shrink, which * 4 * WIDTH + WIDTH, columns, inside)
-        s2 = stored(shrink, which * 4 * WIDTH + 2 * WIDTH, columns, inside)
-        s3 = stored(shrink, which * 4 * WIDTH + 3 * WIDTH, columns, inside)
+    EARLY: tl.constexpr = (RANK_OUT == 4 or (AHEAD and RANK_OUT % 4 == 0)) and ROWS == 2
+    if EARLY:
+        s0, s1, s2, s3 = four(shrink, which * RANK_OUT * WIDTH, columns, inside, WIDTH)
     if FROM_BRANCH:
         x = tl.load(residual + at, mask=inside[None, :], other=0.0).to(tl.float32)
         x += tl.load(branch + at, mask=inside[None, :], other=0.0, eviction_policy=ONCE).to(tl.float32)
@@ -116,21 +125,22 @@ def add_norm(
             x += tl.sum(total(c_at, part, PARTS, SPAN, BLOCK_PARTS), 1)[:, None] * a0[None, :]
         elif RANK_IN % 4 == 0:
             for j in tl.static_range(0, RANK_IN, 4):
-                start = (which * RANK_IN + j) * WIDTH
-                a0 = factor(expand, start, columns, inside, CONVERT)
-                a1 = factor(expand, start + WIDTH, columns, inside, CONVERT)
-                a2 = factor(expand, start + 2 * WIDTH, columns, inside, CONVERT)
-                a3 = factor(expand, start + 3 * WIDTH, columns, inside, CONVERT)
+                if j == 0 or not AHEAD:
+                    a0, a1, a2, a3 = four(expand, (which * RANK_IN + j) * WIDTH, columns, inside, WIDTH)
                 c0 = total(c_at + j * PARTS, part, PARTS, SPAN, BLOCK_PARTS)
                 c1 = total(c_at + (j + 1) * PARTS, part, PARTS, SPAN, BLOCK_PARTS)
                 c2 = total(c_at + (j + 2) * PARTS, part, PARTS, SPAN, BLOCK_PARTS)
                 c3 = total(c_at + (j + 3) * PARTS, part, PARTS, SPAN, BLOCK_PARTS)
+                if AHEAD and j + 4 < RANK_IN:
+                    n0, n1, n2, n3 = four(expand, (which * RANK_IN + j + 4) * WIDTH, columns, inside, WIDTH)
                 if ROWS == 1:  # one reduction of four over a single row ran 20 times slower
                     c0, c1, c2, c3 = tl.sum(c0, 1), tl.sum(c1, 1), tl.sum(c2, 1), tl.sum(c3, 1)
                 else:
                     c0, c1, c2, c3 = tl.reduce((c0, c1, c2, c3), 1, add_four)
-                x += c0[:, None] * a0[None, :] + c1[:, None] * a1[None, :]
-                x += c2[:, None] * a2[None, :] + c3[:, None] * a3[None, :]
+                x += c0[:, None] * opened(a0, CONVERT)[None, :] + c1[:, None] * opened(a1, CONVERT)[None, :]
+                x += c2[:, None] * opened(a2, CONVERT)[None, :] + c3[:, None] * opened(a3, CONVERT)[None, :]
+                if AHEAD and j + 4 < RANK_IN:
+                    a0, a1, a2, a3 = n0, n1, n2, n3
         else:
             for j in tl.static_range(RANK_IN):
                 a = factor(expand, (which * RANK_IN + j) * WIDTH, columns, inside, CONVERT)
@@ -160,21 +170,14 @@ def add_norm(
         to = shrunk + rows * RANK_OUT
         if RANK_OUT == 1:
             tl.store(to, tl.sum(xw * b0[None, :], 1) * gain)
-        elif RANK_OUT == 4 and ROWS == 2:
-            p0, p1 = xw * opened(s0, CONVERT)[None, :], xw * opened(s1, CONVERT)[None, :]
-            p2, p3 = xw * opened(s2, CONVERT)[None, :], xw * opened(s3, CONVERT)[None, :]
-            p0, p1, p2, p3 = tl.reduce((p0, p1, p2, p3), 1, add_four)
-            tl.store(to, p0 * gain)
-            tl.store(to + 1, p1 * gain)
-            tl.store(to + 2, p2 * gain)
-            tl.store(to + 3, p3 * gain)
         elif RANK_OUT % 4 == 0:
             for j in tl.static_range(0, RANK_OUT, 4):
-                start = (which * RANK_OUT + j) * WIDTH
-                p0 = xw * factor(shrink, start, columns, inside, CONVERT)[None, :]
-                p1 = xw * factor(shrink, start + WIDTH, columns, inside, CONVERT)[None, :]
-                p2 = xw * factor(shrink, start + 2 * WIDTH, columns, inside, CONVERT)[None, :]
-                p3 = xw * factor(shrink, start + 3 * WIDTH, columns, inside, CONVERT)[None, :]
+                if not EARLY:
+                    s0, s1, s2, s3 = four(shrink, (which * RANK_OUT + j) * WIDTH, columns, inside, WIDTH)
+                p0, p1 = xw * opened(s0, CONVERT)[None, :], xw * opened(s1, CONVERT)[None, :]
+                p2, p3 = xw * opened(s2, CONVERT)[None, :], xw * opened(s3, CONVERT)[None, :]
+                if EARLY and j + 4 < RANK_OUT:
+                    s0, s1, s2, s3 = four(shrink, (which * RANK_OUT + j + 4) * WIDTH, columns, inside, WIDTH)
                 p0, p1, p2, p3 = tl.reduce((p0, p1, p2, p3), 1, add_four)
                 tl.store(to + j, p0 * gain)
                 tl.store(to + j + 1, p1 * gain)

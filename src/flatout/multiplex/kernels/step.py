@@ -51,8 +51,9 @@ class Tiles:
     gate_dot: bool = False  # by tensor cores: int8 factors of a model that is not float32
     convert: bool = False  # int8 by the converter
     norm_registers: int | None = None  # at most so many a thread
-    gate_registers: int | None = None
-    attend_registers: int | None = None
+    gate_along: bool = False  # neighbouring programs have neighbouring columns, not neighbouring rows
+    attend_along: bool = False  # or neighbouring heads
+    ahead: bool = False  # factors are asked for four ranks ahead of their use
 
 
 def tiles_for(rank: int, shared: int, *, width: int = 0) -> Tiles:
@@ -71,6 +72,9 @@ def tiles_for(rank: int, shared: int, *, width: int = 0) -> Tiles:
         gate_rows=pair,
         gate_block=1024 if long else 256,
         gate_warps=4 if long else 1,
+        gate_dot=rank >= 16,
+        convert=rank >= 16,
+        norm_registers=64 if rank >= 16 and width <= 2048 else None,
     )
 
 
@@ -230,7 +234,7 @@ class DecodeStep:
             WIDTH=width, BLOCK=triton.next_power_of_2(width), RANK_IN=last.rank, RANK_OUT=coming.rank,
             PARTS=parts, BLOCK_PARTS=triton.next_power_of_2(parts),
             FROM_BRANCH=token is None, SCALED=scale is not None, STEERED=vectors is not None, ROWS=tile,
-            CONVERT=self.tiles.convert,
+            CONVERT=self.tiles.convert, AHEAD=self.tiles.ahead,
             num_warps=self.tiles.norm_warps, **_at_most(self.tiles.norm_registers),
         )  # fmt: skip
 
@@ -273,20 +277,23 @@ class DecodeStep:
         tile = self._shared_rows(self.tiles.gate_rows, call)
         parts = self._gate_parts(mlp)
         up, down = self._term(mlp.up), self._term(mlp.down)
-        gate_up[(rows // tile, parts)](
+        grid = (rows // tile * parts,) if self.tiles.gate_along else (rows // tile, parts)
+        gate_up[grid](
             call.joined, call.activated, call.shrunk, up.expand, down.shrink, call.shrunk_parts,
             call.tables.index, call.tables.sign, down.scale, call.num_tokens,
             WIDTH=width, BLOCK=self.tiles.gate_block, PARTS=parts, RANK=up.rank, ROWS=tile,
             KIND=mlp.activation,
             DOT=max(16, triton.next_power_of_2(up.rank)) if self.dot and up.rank else 0,
-            CONVERT=self.tiles.convert,
-            num_warps=self.tiles.gate_warps, **_at_most(self.tiles.gate_registers),
+            CONVERT=self.tiles.convert, ALONG=self.tiles.gate_along,
+            AHEAD=self.tiles.ahead and up.rank > 0 and up.rank % 4 == 0,
+            num_warps=self.tiles.gate_warps,
         )  # fmt: skip
 
     def _attend(self, number: int, attention: Attention, position: Tensor) -> None:
         call, qkv, out = self.call, self._term(attention.qkv), self._term(attention.out)
         group = triton.next_power_of_2(attention.num_heads // attention.num_kv_heads)
-        attend[(self.num_rows, attention.num_kv_heads)](
+        kv_heads, along = attention.num_kv_heads, self.tiles.attend_along
+        attend[(self.num_rows * kv_heads,) if along else (self.num_rows, kv_heads)](
             call.qkv, *_head_tensors(attention), self.keys[number], self.values[number], call.mixed,
             position, call.shrunk, qkv.expand, out.shrink, call.shrunk_parts,
             call.tables.index, call.tables.sign, out.scale,
@@ -296,8 +303,8 @@ class DecodeStep:
             TILE=self.tiles.attend_tile, STAGES=self.tiles.attend_stages,
             BIASED=attention.qkv.bias is not None,
             NORMED=attention.q_norm is not None, WINDOWED=attention.window is not None,
-            PRECISION=self.precision, CONVERT=self.tiles.convert,
-            num_warps=self.tiles.attend_warps, **_at_most(self.tiles.attend_registers),
+            PRECISION=self.precision, CONVERT=self.tiles.convert, ALONG=along,
+            num_warps=self.tiles.attend_warps,
         )  # fmt: skip
 
     def _attend_prompt(self, number: int, attention: Attention, call: KernelCall, slots: Tensor) -> Tensor:

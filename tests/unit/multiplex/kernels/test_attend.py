@@ -75,13 +75,13 @@ class Case:
 
         out = torch.empty(len(ROWS), HEADS * WIDTH, device=DEVICE)
         shrunk = torch.zeros(len(ROWS), max(self.rank, 1), SHARED, device=DEVICE)
-        attend[(len(ROWS), SHARED)](
+        attend[(len(ROWS) * SHARED,) if self.convert else (len(ROWS), SHARED)](
             self.qkv, self.bias, self.cos, self.sin, self.q_weight, self.k_weight, self.keys, self.values,
             out, torch.tensor(POSITIONS, device=DEVICE), self.coefficients, self.expand, self.shrink, shrunk,
             self.tables.index, self.tables.sign, self.scale, SCALE, EPS, LENGTH, self.window or 0,
             H=HEADS, K=SHARED, E=WIDTH, GROUP=4, COPIES=4, RANK=self.rank, TILE=16, STAGES=1,
             BIASED=self.biased, NORMED=self.normed, WINDOWED=self.window is not None, PRECISION="ieee",
-            CONVERT=self.convert, num_warps=1,
+            CONVERT=self.convert, ALONG=self.convert, num_warps=1,
         )  # fmt: skip
         return out, shrunk.sum(-1)
 

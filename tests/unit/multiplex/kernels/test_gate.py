@@ -16,12 +16,19 @@ ROWS = Rows((1, 1, None, None, 0, 0), (1, -1, 1, 1, -1, -1))
 @pytest.mark.parametrize("kind", ["silu", "gelu_tanh"])
 @pytest.mark.parametrize(
     ("rank", "shared", "dtype"),
-    [(0, 1, torch.int8), (1, 2, torch.int8), (3, 1, torch.float32), (4, 2, torch.int8)],
+    [(0, 1, torch.int8), (1, 2, torch.int8), (3, 1, torch.float32), (4, 2, torch.int8), (8, 1, torch.int8)],
 )
 @pytest.mark.parametrize("num_tokens", [1, 2])
-@pytest.mark.parametrize("convert", [False, True])
+@pytest.mark.parametrize(("convert", "along", "ahead"), [(False, False, False), (True, True, True)])
 def test_gate_and_up_are_corrected_joined_and_shrunk(
-    kind: str, rank: int, shared: int, dtype: torch.dtype, num_tokens: int, convert: bool
+    kind: str,
+    rank: int,
+    shared: int,
+    dtype: torch.dtype,
+    num_tokens: int,
+    convert: bool,
+    along: bool,
+    ahead: bool,
 ) -> None:
     from flatout.multiplex.kernels.gate import gate_up
 
@@ -41,10 +48,10 @@ def test_gate_and_up_are_corrected_joined_and_shrunk(
     wanted = (F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")) * up
     wanted_shrunk = torch.einsum("nw,nrw->nr", wanted, shrink[index].float()) * sign[:, None] * scale
     out, shrunk = torch.empty(rows, WIDTH, device=DEVICE), torch.zeros(rows, ranks, PARTS, device=DEVICE)
-    gate_up[(rows // shared, PARTS)](
+    gate_up[(rows // shared * PARTS,) if along else (rows // shared, PARTS)](
         joined, out, coefficients, expand, shrink, shrunk, tables.index, tables.sign, scale, num_tokens,
         WIDTH=WIDTH, BLOCK=BLOCK, PARTS=PARTS, RANK=rank, ROWS=shared, KIND=kind, DOT=0,
-        CONVERT=convert, num_warps=1,
+        CONVERT=convert, ALONG=along, AHEAD=ahead and rank in (4, 8), num_warps=1,
     )  # fmt: skip
     torch.testing.assert_close(out, wanted, rtol=1e-4, atol=1e-4)
     if rank:
@@ -70,7 +77,7 @@ def test_a_matrix_product_gives_the_coefficients_of_rounded_rows(rank: int, kind
         gate_up[(len(ROWS) // 2, PARTS)](
             joined, outs[-1], coefficients, expand, shrink, sums[-1], tables.index, tables.sign, 0.01, 1,
             WIDTH=WIDTH, BLOCK=BLOCK, PARTS=PARTS, RANK=rank, ROWS=2, KIND="silu", DOT=dot, CONVERT=False,
-            num_warps=1,
+            ALONG=False, AHEAD=False, num_warps=1,
         )  # fmt: skip
     assert torch.equal(outs[0], outs[1])
     torch.testing.assert_close(sums[0], sums[1], rtol=1e-5, atol=1e-5)

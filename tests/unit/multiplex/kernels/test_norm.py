@@ -60,7 +60,8 @@ def test_a_branch_is_added_with_its_correction_and_normalised(
         residual, branch, branch, branch, 1.0, weight, normed, coefficients, expand, shrink, shrunk,
         vectors, tables.index, tables.sign, scale, EPS, num_tokens,
         WIDTH=WIDTH, BLOCK=128, RANK_IN=rank, RANK_OUT=rank, PARTS=parts, BLOCK_PARTS=64 if parts > 4 else 4,
-        FROM_BRANCH=True, SCALED=False, STEERED=steered, ROWS=shared, CONVERT=convert, num_warps=4,
+        FROM_BRANCH=True, SCALED=False, STEERED=steered, ROWS=shared, CONVERT=convert,
+        AHEAD=convert, num_warps=4,
     )  # fmt: skip
     torch.testing.assert_close(residual, wanted, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(normed, wanted_normed, rtol=1e-4, atol=1e-4)
@@ -81,7 +82,8 @@ def test_the_first_norm_reads_the_embedding(scale: float | None) -> None:
         residual, unread, tokens, embedding, 1.0 if scale is None else scale, weight, normed, unread, unread,
         unread, unread, unread, tables.index, tables.sign, 0.0, EPS, 1,
         WIDTH=WIDTH, BLOCK=128, RANK_IN=0, RANK_OUT=0, PARTS=1, BLOCK_PARTS=1,
-        FROM_BRANCH=False, SCALED=scale is not None, STEERED=False, ROWS=1, CONVERT=False, num_warps=4,
+        FROM_BRANCH=False, SCALED=scale is not None, STEERED=False, ROWS=1, CONVERT=False,
+        AHEAD=False, num_warps=4,
     )  # fmt: skip
     wanted = embedding[tokens] * (1.0 if scale is None else scale)
     torch.testing.assert_close(residual, wanted)
