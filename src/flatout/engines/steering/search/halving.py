@@ -9,6 +9,7 @@ A trial is running, then complete, pruned or failed, and never changes again.  A
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,6 +41,12 @@ class Halving:
             raise BadInput("the search has no questions", hint="give at least one")
         counts = (num_questions // self.factor**step for step in reversed(range(self.rungs)))
         return tuple(sorted({max(1, count) for count in counts}))
+
+    def trials_that_fill(self, num_rows: int, *, num_questions: int) -> int:
+        """Return how many trials give every rung at least `num_rows` rows."""
+        ladder = (0, *self.ladder(num_questions))
+        pairs = enumerate(itertools.pairwise(ladder))
+        return max(math.ceil(num_rows * self.factor**rung / (end - start)) for rung, (start, end) in pairs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

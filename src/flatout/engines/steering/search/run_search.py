@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import os
 import re
 import socket
@@ -25,7 +24,12 @@ from flatout.engines.steering.model_blocks import blocks_of, chosen_layers
 from flatout.engines.steering.questions import QuestionSplit, read_neutral, read_questions, split_questions
 from flatout.engines.steering.report.record import FILE, StudyRecord, load_record, save_record
 from flatout.engines.steering.search.halved_search import Event, OnEvent
-from flatout.engines.steering.search.search_worker import SearchWorker, storage_of, study_of
+from flatout.engines.steering.search.search_worker import (
+    FEWEST_BATCH_TRIALS,
+    SearchWorker,
+    storage_of,
+    study_of,
+)
 from flatout.engines.steering.search.storage import hide_password
 from flatout.engines.steering.search.study import SearchStudy, check_cmaes
 from flatout.engines.steering.search.test_winner import conclude_search
@@ -43,7 +47,6 @@ from flatout.ground.errors import BadInput, Interrupted, is_interrupt
 from flatout.hardware.ray_cluster import RayCluster
 
 FIRST = "0"  # the name of the worker that starts the others
-MOST_BATCH_TRIALS = 32
 
 
 def split_of(settings: SearchSettings) -> QuestionSplit:
@@ -86,7 +89,8 @@ def run_search(settings: SearchSettings, *, on_progress: OnProgress, on_event: O
         began_s = time.monotonic()
         workers = _workers(settings, placed.value, path, study, on_progress=on_progress)
         with _end_for_the_user(settings), Heartbeat(study.study, FIRST), workers:
-            search.run(trials=settings.trials, batch_trials=_batch_trials(settings, placed.value))
+            together = worker.batch_trials(num_workers=len(placed.value.replicas))
+            search.run(trials=settings.trials, batch_trials=together)
             dead = {one.name for one in workers.wait()}
             for theirs in _left_open(settings, study, known_dead=dead, on_progress=on_progress):
                 worker.search_in(theirs).run(trials=settings.trials)
@@ -138,7 +142,8 @@ def join_search(
         made = SearchWorker(settings, split, loaded, vectors, on_progress=on_progress, on_event=on_event)
         search = made.search_in(study)
         on_progress(f"{name} has joined the study {settings.study_name!r}")
-        search.run(trials=settings.trials, batch_trials=_batch_trials(settings, placed.value))
+        few = min(FEWEST_BATCH_TRIALS, made.batch_trials(num_workers=1))  # the others want trials too
+        search.run(trials=settings.trials, batch_trials=few)
 
 
 def _has_vectors(settings: SearchSettings) -> bool:
@@ -154,12 +159,6 @@ def _earlier_s(settings: SearchSettings, study: SearchStudy) -> float | None:
     path = settings.folder / FILE
     earlier = load_record(path) if path.is_file() else None
     return earlier.search_s if earlier is not None and len(earlier.trials) == asked else None
-
-
-def _batch_trials(settings: SearchSettings, placement: Placement) -> int:
-    """Choose how many trials are halved together: many fill the batch, but the sampler learns in between."""
-    share = math.ceil(settings.trials / (2 * len(placement.replicas)))
-    return max(1, min(MOST_BATCH_TRIALS, share))
 
 
 def joining_command(settings: Path) -> list[str]:

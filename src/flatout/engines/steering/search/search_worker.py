@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from flatout.engines.run.fingerprint import model_fingerprint, tokenizer_fingerprint
@@ -21,6 +22,7 @@ from flatout.ground import OnProgress
 from flatout.ground.errors import BadInput
 
 GPU_ROWS, CPU_ROWS = 256, 64
+FEWEST_BATCH_TRIALS = 32  # halved together where a search has twice as many
 TOKENS_PER_ROW = 32  # of a batch of answers; prompts are shared, so a row is a few tokens
 
 
@@ -52,12 +54,24 @@ class SearchWorker:
         if strange:
             on_progress(f"the vectors of {', '.join(strange)} were fitted on weights other than this model's")
 
+    @property
+    def num_rows(self) -> int:
+        """How many rows run at a time."""
+        on_gpu = any(parameter.device.type == "cuda" for parameter in self.loaded.model.parameters())
+        return self.settings.rows or (GPU_ROWS if on_gpu else CPU_ROWS)
+
+    def batch_trials(self, *, num_workers: int) -> int:
+        """Choose how many trials are halved together: they fill each rung, but the sampler learns between."""
+        halving = Halving(rungs=self.settings.rungs)
+        filling = halving.trials_that_fill(self.num_rows, num_questions=len(self.split.search))
+        share = math.ceil(self.settings.trials / (2 * num_workers))
+        return max(1, min(max(filling, FEWEST_BATCH_TRIALS), share))
+
     def make_engine(self, *, rows: int | None = None) -> TrialEngine:
         """Make what runs the rows of all trials, as many at a time as the device takes."""
         model = self.loaded.model
         devices = {parameter.device for parameter in model.parameters()}
-        on_gpu = any(device.type == "cuda" for device in devices)
-        slots = rows or self.settings.rows or (GPU_ROWS if on_gpu else CPU_ROWS)
+        slots = rows or self.num_rows
         reason = f"it is on {len(devices)} devices"
         if len(devices) == 1:
             prompts = [question.prompt for question in (*self.split.search, *self.split.fresh)]

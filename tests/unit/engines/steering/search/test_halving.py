@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -34,6 +35,21 @@ def test_the_questions_double_from_rung_to_rung() -> None:
     assert Halving(rungs=3, factor=3).ladder(20) == (2, 6, 20)
     assert Halving().ladder(3) == (1, 3)
     assert Halving(rungs=1).ladder(7) == (7,)
+
+
+@given(st.integers(1, 600), st.integers(1, 80), st.integers(1, 5), st.integers(2, 3))
+def test_so_many_trials_fill_every_rung_and_one_fewer_does_not(
+    num_rows: int, num_questions: int, rungs: int, factor: int
+) -> None:
+    halving = Halving(rungs=rungs, factor=factor)
+    filling = halving.trials_that_fill(num_rows, num_questions=num_questions)
+    ladder = (0, *halving.ladder(num_questions))
+    asked = [end - start for start, end in itertools.pairwise(ladder)]
+
+    def fewest(trials: int) -> float:
+        return min(trials / factor**rung * count for rung, count in enumerate(asked))
+
+    assert fewest(filling) >= num_rows > fewest(filling - 1)
 
 
 def test_a_ladder_must_be_climbable() -> None:
