@@ -16,6 +16,7 @@ from tables import fill
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "tuning" / "results"
 NOT_MEASURED = "*Not measured yet.*"
 ENOUGH = 0.9
+LENGTH = len("2026-01-01")  # of the date at the end of a file's name
 
 Result = dict[str, Any]
 PARTS = {
@@ -39,11 +40,21 @@ def planted(folder: Path) -> str:
 
 
 def _each(folder: Path, table: Callable[[Result], list[str]]) -> str:
-    """One table per machine; each part is from its latest run.  Names of results end in the date."""
+    """One table per machine; each part, and each planted fault, is from its latest run.
+
+    Names of results end in the date.
+    """
     by_machine: dict[str, Result] = {}
     for path in sorted(folder.glob("tuning_*.json")):
         result = json.loads(path.read_text(encoding="utf-8"))
         known = by_machine.get(path.stem.rsplit("_", 1)[0], {"rows": {}, "items": {}})
+        for part, items in result["items"].items():
+            result["items"][part] = {
+                name: {"date": path.stem[-LENGTH:], **item} for name, item in items.items()
+            }
+        if "planted" in result["items"]:  # a run of some of them leaves the others as they are
+            before = known["items"].get("planted", {})
+            result["items"]["planted"] = {**before, **result["items"]["planted"]}
         parts = {key: {**known[key], **result[key]} for key in ("rows", "items")}
         by_machine[path.stem.rsplit("_", 1)[0]] = {**result, **parts}
     found = [
@@ -54,9 +65,17 @@ def _each(folder: Path, table: Callable[[Result], list[str]]) -> str:
     return "\n\n".join(found) or NOT_MEASURED
 
 
+def _measured(items: Result) -> str:
+    """Return the days on which items were measured, and how busy the machine was if they say it."""
+    dates = sorted({item["date"] for item in items.values()})
+    loads = [item["load_1min"] for item in items.values() if "load_1min" in item]
+    busy = f", load {min(loads):.0f} to {max(loads):.0f}" if loads else ""
+    return " to ".join(dates[:1] + dates[1:][-1:]) + busy
+
+
 def _proofs(result: Result) -> list[str]:
     rows = [
-        _row([what, *_counts(part, result["rows"][part]), goal])
+        _row([what, *_counts(part, result["rows"][part]), goal, _measured(result["items"][part])])
         for part, (what, goal) in PARTS.items()
         if part in result["rows"]
     ]
@@ -69,8 +88,8 @@ def _proofs(result: Result) -> list[str]:
         if not item.get("right", True)
     ]
     return [
-        _row(["what", "number", "found", "a peer's rule on the same runs", "goal"]),
-        _row(["---"] * 5),
+        _row(["what", "number", "found", "a peer's rule on the same runs", "goal", "measured"]),
+        _row(["---"] * 6),
         *rows,
         *(["", *failed] if failed else []),
     ]
@@ -100,13 +119,14 @@ def _planted(result: Result) -> list[str]:
                 _with_interval(item["by_hand"], item["by_hand_low"], item["by_hand_high"]),
                 f"{item['share']:.2f}" + ("" if item["share"] >= ENOUGH else " (missed)"),
                 ", ".join(item["kept"]) or "nothing kept",
+                item["date"],
             ]
         )
         for name, item in sorted(result["items"].get("planted", {}).items())
     ]
     if not rows:
         return []
-    return [_row(["fault", "tuned", "fixed by hand", "share", "kept"]), _row(["---"] * 5), *rows]
+    return [_row(["fault", "tuned", "fixed by hand", "share", "kept", "measured"]), _row(["---"] * 6), *rows]
 
 
 def _with_interval(ratio: float, low: float | None, high: float | None) -> str:

@@ -89,6 +89,7 @@ class Treatment:
     redraws_masks: bool = False  # its dropout draws others, on the same batches
     begins_late: bool = False  # its gain begins with the second epoch: an epoch does not show it
     moves_reads: bool = False  # the script reads its numbers at other times, by design
+    times_kernels: bool = False  # and chooses by that: nothing else may run meanwhile
     likely: float = 1.0  # what it gains where it gains: orders treatments of which nothing is measured yet
     suits_any: bool = False  # proposed without a sign in the evidence: what a job shows signs of goes first
 

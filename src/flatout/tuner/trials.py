@@ -38,7 +38,8 @@ from flatout.tuner.trial.turns import TrialTurn, Turns
 
 HANGS = 4.0  # a trial that takes this many times as long as the first one hangs
 MOST_ERROR = 300
-NO_MEMORY = "OutOfMemoryError"
+# Errors that a trial may have for its neighbours alone: they share a GPU, /dev/shm and the host's memory.
+LACKS = ("OutOfMemoryError", "DataLoader worker", "shared memory", "Cannot allocate memory", "No space left")
 QUEUED = 2  # batches that a worker has ready
 SHORT_EPOCH = 4  # times as many steps as there are workers
 AHEAD = "ahead"  # expects trials that are likely needed; under other labels they are needed
@@ -136,7 +137,8 @@ class Trials:
         self.num_run = 0
         self.ends_s = math.inf  # on the clock of `monotonic`: a trial that runs longer is ended
         self.always: dict[str, Any] = {}  # fields of TrialOptions for all trials
-        self.at_once = 1  # trials whose times do not count
+        self.at_once = 1  # trials that have room beside each other
+        self.times_kernels = False  # in the first step of the job itself, and chooses by that
         self._started: set[Process] = set()  # and not ended yet
         self._may_fork = ranks == 1 and can_fork()
         self._forks = False  # whether a trial that was forked has succeeded
@@ -162,11 +164,14 @@ class Trials:
     def run_pairs(self, pairs: Sequence[Unit]) -> list[tuple[TrialResult, TrialResult]]:
         """Run pairs that are compared by time, one run after the other on one machine.
 
-        Where there is room for several, they start beside each other and take their steps in turn.
+        Where there is room for several, they start beside each other and take their steps in turn, unless
+        their first step chooses kernels by timing them.
         """
         runs: list[TrialRun] = [run for pair in pairs for run in pair]
         found: list[TrialResult] = []
-        at_once = self.at_once if self.ranks == 1 else 1
+        timing = {each.name for each in all_treatments().values() if each.times_kernels}
+        is_timing = self.times_kernels or any(dose.name in timing for doses, _ in runs for dose in doses)
+        at_once = 1 if is_timing or self.ranks > 1 else self.at_once
         for begins in range(0, len(runs), at_once):
             found += self._run_in_turn(runs[begins : begins + at_once])
         return list(zip(found[::2], found[1::2], strict=True))
@@ -248,9 +253,9 @@ class Trials:
     def _without_neighbours(
         self, runs: Sequence[TrialRun], found: Sequence[TrialResult]
     ) -> list[TrialResult]:
-        """Run those again, alone, that ran out of memory beside others."""
+        """Run those again, alone, that ran out of memory or the like beside others."""
         return [
-            self._run_once(run) if NO_MEMORY in (result.error or "") else result
+            self._run_once(run) if any(lack in (result.error or "") for lack in LACKS) else result
             for run, result in zip(runs, found, strict=True)
         ]
 

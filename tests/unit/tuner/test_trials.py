@@ -97,15 +97,23 @@ def test_a_trial_that_would_end_too_late_is_ended(trials: Trials) -> None:
     assert time.monotonic() - began_s < PLAN.limit_s / 2
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory",
+        "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
+        "OSError: [Errno 28] No space left on device: '/torch_7'",
+    ],
+)
 def test_trials_beside_each_other_leave_none_behind_and_one_without_memory_runs_again_alone(
-    trials: Trials, monkeypatch: pytest.MonkeyPatch
+    trials: Trials, monkeypatch: pytest.MonkeyPatch, error: str
 ) -> None:
     asked: list[int] = []
 
     def run(doses: Sequence[Dose], **changes: Any) -> TrialResult:
         asked.append(changes["seed"])
         if changes["seed"] == 1 and asked.count(1) == 1:
-            return TrialResult(ended="crashed", error="torch.OutOfMemoryError: CUDA out of memory")
+            return TrialResult(ended="crashed", error=error)
         return TrialResult(ended="measured", num_steps=changes["seed"])
 
     trials.at_once = 2
@@ -148,6 +156,27 @@ def test_pairs_start_beside_each_other_and_take_their_steps_in_turn(trials: Tria
     assert max(first[0], second[0]) < first[1] and first[-1] < second[1]
     trials.journal = Journal(tmp_path / "journal", job={}, resume=True)
     assert trials.run_pairs(pairs)[0] == (one, other) and trials.num_run == 4
+
+
+def test_a_first_step_that_times_kernels_has_no_neighbours(
+    trials: Trials, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns: list[object] = []
+
+    def run(doses: Sequence[Dose], *, turn: object = None, **_changes: Any) -> TrialResult:
+        turns.append(turn)
+        return TrialResult(ended="measured")
+
+    assert trials.folder.exists()
+    monkeypatch.setattr(trials, "_run", run)
+    trials.at_once = 4
+    trials.run_pairs([pair_of([], [])])
+    assert None not in turns
+    turns.clear()
+    trials.run_pairs([pair_of([], [Dose(name="cudnn-benchmark", value=True)])])
+    trials.times_kernels = True  # the job's own
+    trials.run_pairs([pair_of([], [])])
+    assert turns == [None] * 4
 
 
 def test_pairs_that_wait_for_their_turn_leave_none_behind(

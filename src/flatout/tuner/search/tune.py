@@ -14,6 +14,7 @@ import datetime
 import functools
 import hashlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -61,6 +62,7 @@ from flatout.tuner.verdict import CLEAR_PAIRS, Gain, JobGain
 ALL_OF_IT = 0.9  # of a measured ceiling: beyond it no other value of a treatment is tried
 
 TOGETHER = "everything kept"
+TIMES_KERNELS = re.compile(r"benchmark\s*=\s*True")  # torch.backends.cudnn's, or a trainer's
 
 
 class Tuner:
@@ -154,6 +156,7 @@ class Tuner:
     def _measure_noise(self, then: Sequence[Candidate]) -> Gain:
         """Run the job against itself: does it repeat, how do times vary, what does rounding do to losses?"""
         self.trials.at_once = at_once(self.evidence, ())
+        self.trials.times_kernels = bool(TIMES_KERNELS.search(source_of(self.evidence, self.command)))
         pairs = self.times.job_against_itself(then=self._likely_units(then, draws=None))
         nudged = self.times.nudged
         runs = [run for pair in pairs for run in pair if run is not nudged]

@@ -23,5 +23,9 @@ def install(patches: Patches, _value: Value) -> None:
 
 
 TREATMENT = Treatment(
-    propose, install, "choose convolution algorithms by trying them once for each shape", safety="reordered"
+    propose,
+    install,
+    "choose convolution algorithms by trying them once for each shape",
+    safety="reordered",
+    times_kernels=True,
 )
