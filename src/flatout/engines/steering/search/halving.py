@@ -46,7 +46,9 @@ class Halving:
         """Return how many trials give every rung at least `num_rows` rows."""
         ladder = (0, *self.ladder(num_questions))
         pairs = enumerate(itertools.pairwise(ladder))
-        return max(math.ceil(num_rows * self.factor**rung / (end - start)) for rung, (start, end) in pairs)
+        return max(
+            math.ceil(num_rows * float(self.factor) ** rung / (end - start)) for rung, (start, end) in pairs
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
