@@ -35,7 +35,9 @@ LENGTHS = (5, 9, 14, 3, 8, 8, 1, 2, 70, 40)
 
 @pytest.mark.parametrize("family", FUSIBLE)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize(("rank", "tile"), [(0, 1), (1, 1), (1, 2), (3, 2), (4, 1), (4, 2), (8, 2)])
+@pytest.mark.parametrize(
+    ("rank", "tile"), [(0, 1), (1, 1), (1, 2), (3, 2), (4, 1), (4, 2), (8, 2), (16, 1), (16, 2)]
+)
 @torch.no_grad()
 def test_every_row_is_its_materialised_weights(family: str, dtype: torch.dtype, rank: int, tile: int) -> None:
     decoder = read_decoder(fusible_model(family).to(device="cuda", dtype=dtype))
