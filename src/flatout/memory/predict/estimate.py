@@ -23,6 +23,7 @@ from flatout.hardware.device import Device
 from flatout.memory.jobs.job import StepPhase
 from flatout.memory.predict.allocator import allocated_series
 from flatout.memory.predict.notes import notes_of
+from flatout.memory.predict.repeat_steps import repeat_steps
 from flatout.memory.predict.replay import SizedTrace, with_own_sizes
 from flatout.memory.trace.record import COMPONENTS, Component, Guess, Trace
 
@@ -102,6 +103,8 @@ def estimate(
     found = with_own_sizes(trace) if isinstance(trace, Trace) else trace
     trace = found.trace
     done = found.simulate(expandable_segments=expandable_segments)
+    # A third step may find no hole where the second found one: what is reserved is what a run settles at.
+    settled = repeat_steps(found).simulate(expandable_segments=expandable_segments)
     series = allocated_series(trace.events, done.block_bytes)
     peak = _peak(trace.marks, series)
     step, phase = _step_and_phase(trace.marks, peak)
@@ -114,9 +117,9 @@ def estimate(
         num_parameters=trace.num_parameters,
         num_trainable=trace.num_trainable,
         peak_allocated_bytes=done.peak_allocated_bytes,
-        peak_reserved_bytes=done.peak_reserved_bytes,
+        peak_reserved_bytes=settled.peak_reserved_bytes,
         context_bytes=context_bytes,
-        process_bytes=None if context_bytes is None else done.peak_reserved_bytes + context_bytes,
+        process_bytes=None if context_bytes is None else settled.peak_reserved_bytes + context_bytes,
         num_flushes=done.num_flushes,
         fits=None,
         by_component=_at(trace, done.block_bytes, peak),

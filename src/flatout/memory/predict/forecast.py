@@ -176,8 +176,9 @@ class Forecaster(TracedSteps):
         )
 
     def simulate(self, step: SizedTrace, *, cap_bytes: int | None = None) -> Simulation:
-        """Simulate what this forecaster's allocator does with a step."""
-        return step.simulate(cap_bytes=cap_bytes, expandable_segments=self.expandable_segments)
+        """Simulate what this forecaster's allocator does with a run of such steps."""
+        run = repeat_steps(step)
+        return run.simulate(cap_bytes=cap_bytes, expandable_segments=self.expandable_segments)
 
     def _verify_batch(
         self, recipe: Recipe, sizes: Sizes, batch_size: int, cap_bytes: int

@@ -2,8 +2,9 @@
 
 Under a cap, what the allocator does in the first step is not what it does in the tenth: segments that were
 cut for one order of requests meet another, and where memory is tight they are handed back and asked for again
-in every step.  All steps after the first ask for the same, so the second one is repeated: what it frees of
-the step before it, its gradients, is what the step before it left.
+in every step.  Without a cap, a third step may find no hole where the second found one.  All steps after the
+first ask for the same, so the second one is repeated: what it frees of the step before it, its gradients, is
+what the step before it left.
 """
 
 from __future__ import annotations
@@ -27,6 +28,12 @@ class RepeatedSteps:
     events: Longs
     num_bytes: Longs
     starts: tuple[int, ...]
+
+    def simulate(self, *, cap_bytes: int | None = None, expandable_segments: bool = False) -> Simulation:
+        """Return what the allocator does with all of them; the blocks of the trace's storages come first."""
+        return simulate(
+            self.events, self.num_bytes, cap_bytes=cap_bytes, expandable_segments=expandable_segments
+        )
 
     def flushes(self, *, cap_bytes: int, expandable_segments: bool = False) -> int | None:
         """Count how often the allocator hands memory back in the last step; None if a step does not fit."""

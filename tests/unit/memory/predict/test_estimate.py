@@ -82,6 +82,26 @@ def test_a_peak_of_the_first_step_alone_is_shown_in_the_first_step() -> None:
     assert max(found.timeline.total_bytes()) == found.peak_allocated_bytes
 
 
+def test_what_is_reserved_is_what_a_run_of_steps_settles_at() -> None:
+    """The holes that the second step leaves are those of its gradients, and too small for the third."""
+    build = TraceBuilder()
+    left: list[int] = []
+    for step in ("first", "next"):
+        build.mark(step, "forward")
+        for gradient in left:
+            build.death(gradient)
+        held = [build.birth(size * MIB, "activations", "aten.mm.default") for size in (2, 12)]
+        left = []
+        for activation, size in zip(reversed(held), (12, 15), strict=True):
+            left.append(build.birth(size * MIB, "gradients", "gradient"))
+            build.death(activation)
+    trace = build.trace(batch_size=1)
+    assert with_own_sizes(trace).simulate().peak_reserved_bytes == 44 * MIB
+    found = estimate(trace, context_bytes=MIB)
+    assert found.peak_reserved_bytes == 60 * MIB
+    assert found.process_bytes == 61 * MIB
+
+
 def test_the_process_takes_the_context_on_top() -> None:
     found = estimate(layered_step(), context_bytes=400 * MIB)
     assert found.process_bytes == found.peak_reserved_bytes + 400 * MIB
