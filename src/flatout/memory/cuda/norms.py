@@ -3,11 +3,15 @@
 cuDNN's batch norm, which PyTorch takes for three dimensions and more unless they are bfloat16, reads what is
 dense in the usual order or channels last; anything else (a transposed sequence) is copied first, and the copy
 is what is kept for the backward.  A group norm on CUDA reads the usual order alone, so that channels last are
-copied, and its result lies in the usual order.  From PyTorch's source: `Normalization.cpp`, `group_norm.cpp`.
+copied, and its result lies in the usual order.  A norm of root mean squares is one kernel on CUDA, which
+keeps its input and a number for each row, where the CPU keeps the product before the weight as well; a
+weight in another type than the input leaves that kernel.  From PyTorch's source: `Normalization.cpp`,
+`group_norm.cpp`, `layer_norm.cpp`, `layer_norm_kernel.cu`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +26,7 @@ MOST_EVALUATED = 65_535
 def install(library: torch.library.Library) -> None:
     library.impl("batch_norm", _batch_norm, "AutogradCPU")
     library.impl("group_norm", _group_norm, "AutogradCPU")
+    library.impl("rms_norm", _rms_norm, "AutogradCPU")
 
 
 def _batch_norm(
@@ -55,6 +60,36 @@ def _group_norm(
 ) -> Tensor:
     rest = (num_groups, weight, bias, eps, cudnn_enabled)
     return _composite(aten.group_norm.default, x.contiguous(), *rest)
+
+
+def _rms_norm(
+    x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None
+) -> Tensor:
+    is_alike = weight is None or weight.dtype is x.dtype
+    if not is_alike or x.is_complex() or suggest_memory_format(x) is not torch.contiguous_format:
+        return _composite(aten.rms_norm.default, x, normalized_shape, weight, eps)
+    apply: Any = _RmsNorm.apply
+    result: Tensor = apply(x, list(normalized_shape), weight)
+    return result
+
+
+class _RmsNorm(torch.autograd.Function):
+    """Allocates what CUDA's kernel does: it is that of a layer norm without a mean; computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, shape: list[int], weight: Tensor | None) -> Any:
+        result, _mean, scale = aten.native_layer_norm(x, shape, weight, None, 0.0)
+        ctx.shape, ctx.has_weight = shape, weight is not None
+        ctx.save_for_backward(x, scale, *([weight] if weight is not None else []))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        x, scale, *weights = ctx.saved_tensors
+        weight = weights[0] if ctx.has_weight else None
+        wanted = [ctx.needs_input_grad[0], ctx.needs_input_grad[2], False]
+        found = aten.native_layer_norm_backward(grads[0], x, ctx.shape, scale, scale, weight, None, wanted)
+        return found[0], None, found[1]
 
 
 def batch_norm_backward_copy(args: Any, kwargs: Any) -> tuple[tuple[int, ...], ...]:
