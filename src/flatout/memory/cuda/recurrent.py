@@ -8,7 +8,8 @@ well, so that the result is float16 too.  The first call with dropout allocates 
 stays.
 
 In half precision PyTorch asks for kernels that keep one layer's weights on the chip (`_is_persistent` has its
-conditions); they take more than twice the memory.
+conditions); they take more than twice the memory.  Forward it asks for such kernels in every precision if an
+LSTM has at most 192 units.
 
 The tables were read off 168 single calls on an H200 (cuDNN 9.19) with rows first and 162 with steps first, in
 all precisions.  They predict LSTM and GRU to a thousandth, packed or not, and stacks of GRU to 3 %, except
@@ -49,6 +50,9 @@ STEPS_FIRST: dict[tuple[str, bool], tuple[float, int]] = {
 NARROW = {"lstm": (5.0, 10), "gru": (4.0, 5)}
 ONE_LAYER = {"lstm": (6.0, 11), "gru": (6.0, 5), "rnn": (6.0, 5)}  # padded, in one direction
 PERSISTENT = {"lstm": (22.0, 8), "rnn": (15.0, 6)}
+# one layer of an LSTM of few units forward, padded: in one direction as the kernels above, and in both
+NARROWEST = 192
+NARROWEST_LSTM = {False: PERSISTENT["lstm"], True: (16.0, 8)}
 SMALL_UNITS = 256
 SMALL = {(1, False): (15.0, 6), (1, True): (10.5, 7)}  # plain RNN: (layers, both directions)
 SMALL_STACK = (16.0, 6)
@@ -186,11 +190,17 @@ class _Cudnn(torch.autograd.Function):
         if is_narrow and is_known:
             per_unit, per_state = NARROW[kind]
             per_unit += 1 if dropout else 0
-        values = (per_unit if train else per_unit - 1) * units + per_state * states[0].numel()
-        values += x.numel() if is_narrow and is_known else 0
-        values += sum(weight.numel() for weight in weights if weight.dim() > 1)
-        workspace_bytes = int(values * dtype.itemsize) + WORKSPACE_PER_LAYER * num_layers * directions
-        workspace = x.new_empty(workspace_bytes, dtype=torch.uint8)
+        beside = x.numel() if is_narrow and is_known else 0
+        beside += sum(weight.numel() for weight in weights if weight.dim() > 1)
+
+        def workspace_bytes(per_unit: float, per_state: int) -> int:
+            values = (per_unit if train else per_unit - 1) * units + per_state * states[0].numel() + beside
+            return int(values * dtype.itemsize) + WORKSPACE_PER_LAYER * num_layers * directions
+
+        in_backward = workspace_bytes(per_unit, per_state)
+        if kind == "lstm" and num_layers == 1 and x.dim() == 3 and hidden <= NARROWEST:
+            per_unit, per_state = NARROWEST_LSTM[bidirectional]
+        workspace = x.new_empty(workspace_bytes(per_unit, per_state), dtype=torch.uint8)
         kept = units * (GATES_KEPT[kind] * num_layers + num_layers - 1) * dtype.itemsize
         masks = (num_layers - 1) * units * directions // 8 if dropout else 0
         needs = train and any(ctx.needs_input_grad)
@@ -198,7 +208,7 @@ class _Cudnn(torch.autograd.Function):
         del workspace, steps
         ctx.save_for_backward(x, output, reserve, *states, *weights)
         ctx.num_kept = 3 + num_states
-        ctx.workspace_bytes = workspace_bytes
+        ctx.workspace_bytes = in_backward
         return (output, *last)
 
     @staticmethod

@@ -147,6 +147,18 @@ def test_a_narrow_stack_with_dropout_takes_the_output_of_a_layer_beside() -> Non
     assert workspace(0.1) - workspace(0.0) == 512 * 168 * 256 * 4
 
 
+def test_an_lstm_of_few_units_takes_more_forward() -> None:
+    """As recorded of two recurrent layers of 160 units: 298.2 MiB forward and 88.4 backward."""
+
+    def call() -> None:
+        layer = nn.LSTM(160, 160, batch_first=True)
+        layer(torch.empty(128, 168, 160))[0].sum().backward()
+
+    found = [num_bytes / MIB for num_bytes in under_rules(call).sizes_of(EMPTY)]
+    assert sum(abs(num_mib - 298.158) < 0.01 for num_mib in found) == 1
+    assert sum(abs(num_mib - 88.392) < 0.01 for num_mib in found) == 2
+
+
 def test_evaluation_keeps_no_reserve() -> None:
     made = under_rules(lambda: run(nn.LSTM, False))
     assert 5_243_136 not in made.sizes_of(EMPTY)
