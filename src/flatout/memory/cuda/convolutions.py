@@ -20,7 +20,10 @@
     transforms   in float32, for 64 samples or more, the gradient of 3 x 3 weights that fill about 1/4 of
                  their tiles is computed from Fourier transforms of input and gradient.  A plane of S x S is
                  transformed at P, the smallest power of two that is at least S + 2, into P/2 + 1 complex
-                 columns, twice; the gradient is also copied.  Seen for S of 16, 20, 32 and 40, not 24, 48, 56
+                 columns, twice; the gradient is also copied.  Seen for S of 16, 20, 32 and 40, not 24, 48 and
+                 56, and not where this takes more than a GiB
+    dense        PyTorch copies an input whose layout is neither channels first nor channels last before it
+                 calls cuDNN, and a sequence unless its channels come first
     depthwise    PyTorch's own kernels with channels first, without a workspace; cuDNN's with channels last
 
 cuDNN chooses kernels at run time, so this describes choices that were observed.  They come from every
@@ -39,6 +42,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import suggest_memory_format
 
 from flatout.ground.units import round_up
 from flatout.memory.cuda.formulas import Formula
@@ -65,14 +69,36 @@ HALF_PER_WEIGHT = 32  # bytes per weight and sample
 # either side and samples at least, share of its tiles that the weight fills at most
 TRANSFORMED_SIDES = (*range(16, 21), *range(32, 41))
 FEW_TRANSFORMED, MANY_SAMPLES, FILLED = 16, 64, 0.3
+MOST_TRANSFORMED_BYTES = 1 << 30  # seen with a quarter of it, not with 1.3 GiB
 
 WorkspaceBlock = int | Formula
 Group = tuple[WorkspaceBlock, ...]
 
 
+def before_forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """Return a copy of an input that cuDNN does not read as it lies, held until the call ends."""
+    copy = _input_copy(args[0], args[1])
+    return (copy,) if copy else ()
+
+
+def _input_copy(x: Tensor, weight: Tensor) -> Group:
+    return () if _dense_in(x, weight) is x else (x.nbytes,)
+
+
+def _dense_in(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the input as PyTorch hands it to cuDNN: sequences in the usual order, images as they suggest."""
+    order = torch.contiguous_format
+    if x.dim() != 3 and torch.channels_last in map(suggest_memory_format, (x, weight)):
+        order = torch.channels_last
+    if x.dim() == 5 and torch.channels_last_3d in map(suggest_memory_format, (x, weight)):
+        order = torch.channels_last_3d
+    return x if x.is_contiguous(memory_format=order) else torch.empty_like(x, memory_format=order)
+
+
 def forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
     """Return the blocks that `aten.convolution` takes."""
     x, weight, _bias, stride, padding, dilation, transposed, _output_padding, groups = args
+    x = _dense_in(x, weight)
     out = _output_elements(x, weight, stride, padding, dilation, transposed)
     if _is_channels_last(x):
         blocks = _turned_weight(x, weight, groups) + _padded_input(x, weight) + _padded_result(x, weight, out)
@@ -102,15 +128,18 @@ def forward(args: Any, kwargs: Any) -> tuple[Group, ...]:
 
 
 def before_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
-    """Return a copy of the gradient in the input's memory order, held until all gradients are done."""
-    gradient, x, groups = args[0], args[1], args[9]
-    if _in_order_of(x, gradient) or (_is_depthwise(x, groups) and not _is_channels_last(x)):
-        return ()
-    return ((gradient.nbytes,),)
+    """Return copies held until all gradients are done: the input's, and the gradient in the input's order."""
+    gradient, x, weight, groups = args[0], args[1], args[2], args[9]
+    copies = _input_copy(x, weight)
+    x = _dense_in(x, weight)
+    if not (_in_order_of(x, gradient) or (_is_depthwise(x, groups) and not _is_channels_last(x))):
+        copies += (gradient.nbytes,)
+    return (copies,) if copies else ()
 
 
 def backward(args: Any, kwargs: Any, *, num_multiprocessors: int) -> tuple[Group, ...]:
     """Return the blocks of `aten.convolution_backward`, one group per gradient: input, weight, bias."""
+    args = (args[0], _dense_in(args[1], args[2]), *args[2:])
     gradient, x, weight, groups = args[0], args[1], args[2], args[9]
     if _is_depthwise(x, groups):
         of_input, of_weight = _depthwise_backward(x, weight)
@@ -160,7 +189,8 @@ def _weight_gradient(args: Any, num_multiprocessors: int) -> Group:
         at_once = 0
     if _is_transformed(args):
         transformed = _transformed_bytes(x, gradient, weight)
-        return (Formula("either", (x.shape[0], MANY_SAMPLES, _known(at_once), transformed)),)
+        most = MOST_TRANSFORMED_BYTES * x.shape[0] // transformed
+        return (Formula("between", (x.shape[0], MANY_SAMPLES, most, transformed, _known(at_once))),)
     if is_product and not _is_half(x) and weight.numel() < MANY_WEIGHTS:
         # thin weights: by sample, unless samples are few
         return (Formula("either", (x.shape[0], FEW_SAMPLES + 1, _known(at_once), by_sample)),)

@@ -15,6 +15,10 @@ WARP, MOST_THREADS, THREADS_PER_MULTIPROCESSOR = 32, 512, 2048
 FEWEST_VALUES, MOST_VALUES = 16, 256  # that one thread adds
 SORTED_FROM = 3072  # indices: fewer are added without sorting
 ROWS_PER_PIECE = 10
+# values that a thread seeks the largest of, blocks of a multiprocessor, and the length from which up to so
+# many rows are shared by blocks: from PyTorch's `TensorTopK.cu`
+FEWEST_SOUGHT, MOST_SOUGHT, BLOCKS_OF_DIGITS = 4, 64, 6
+LONG_ROWS = ((20, 20_000), (40, 10_000), (79, 8000), (199, 5000), (799, 3000), (4000, 800), (1 << 62, 400))
 MANY_ROWS, ROWS_PER_BLOCK, MOST_BLOCKS = 65_536, 32, 32_768
 
 
@@ -30,7 +34,11 @@ class Formula(NamedTuple):
 
 
 def partial_sums(
-    num_outputs: int, num_inputs: int, num_multiprocessors: int, num_in_row: int | None = None
+    num_outputs: int,
+    num_inputs: int,
+    num_multiprocessors: int,
+    num_in_row: int | None = None,
+    itemsize: int = 4,
 ) -> int:
     """Return the bytes of partial sums: where many inputs become few outputs, several blocks share an output.
 
@@ -49,7 +57,7 @@ def partial_sums(
     if values < MOST_VALUES or grid > target:
         return 0
     blocks = max(min(-(-target // grid), -(-values // FEWEST_VALUES)), -(-values // MOST_VALUES))
-    return 4 * num_outputs * blocks * width * vector if blocks > 1 else 0
+    return itemsize * num_outputs * blocks * width * vector if blocks > 1 else 0
 
 
 def block_sums(num_rows: int, width: int, itemsize: int, num_multiprocessors: int) -> int:
@@ -66,6 +74,11 @@ def sums_of_blocks(num_rows: int, width: int, num_multiprocessors: int) -> int:
 def either(count: int, below: int, bytes_below: int, bytes_from: int) -> int:
     """Return one amount below a bound and another from it on, for a kernel that is chosen by a count."""
     return bytes_below if count < below else bytes_from
+
+
+def between(count: int, least: int, most: int, bytes_between: int, bytes_outside: int) -> int:
+    """Return one amount for counts from `least` to `most`, another for all others."""
+    return bytes_between if least <= count <= most else bytes_outside
 
 
 def shared_tiles(num_positions: int, of_a_share: int, most_shares: int, tile_bytes: int, beside: int) -> int:
@@ -96,6 +109,19 @@ def pieces_of_a_table(count: int, num_rows: int, width: int) -> int:
     return (count // ROWS_PER_PIECE + min(count, num_rows)) * width * 4
 
 
+def counts_of_digits(num_rows: int, length: int, num_multiprocessors: int) -> int:
+    """Return the bytes in which blocks count the digits of rows whose largest values are sought.
+
+    Long rows have blocks of their own, the shorter the more rows there are; others take nothing.
+    """
+    if length < next(least for most, least in LONG_ROWS if num_rows <= most):
+        return 0
+    blocks = num_multiprocessors * BLOCKS_OF_DIGITS
+    values = min(max(-(-num_rows * length // (blocks * 256)), FEWEST_SOUGHT), MOST_SOUGHT)
+    per_row = -(-length // (values * 256))
+    return num_rows * (per_row * 2 + 4) * 256
+
+
 FORMULAS: Mapping[str, Callable[..., int]] = {
     "partial sums": partial_sums,
     "sorted indices": sorted_indices,
@@ -103,5 +129,7 @@ FORMULAS: Mapping[str, Callable[..., int]] = {
     "block sums": block_sums,
     "sums of blocks": sums_of_blocks,
     "either": either,
+    "between": between,
+    "counts of digits": counts_of_digits,
     "shared tiles": shared_tiles,
 }

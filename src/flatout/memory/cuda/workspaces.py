@@ -7,7 +7,9 @@
                    masked entirely; operands whose rows are not contiguous are copied
     transforms     a transform from complex to real numbers overwrites its input, so it gets a copy
     losses         squared and smooth losses are computed per element before they are averaged, and the
-                   average keeps a block of that size
+                   average keeps a block of that size; a loss of logits holds two values per element
+    log-sum-exp    the exponents
+    largest        the counts of digits by which blocks share the search of a long row
     affine grids   a product with the coordinates of all positions, which are written out
     rolls          one dimension at a time, each into its own tensor
     CTC            the backward walks the targets from their end, and keeps as much as the forward
@@ -91,7 +93,8 @@ class Workspaces:
             aten.roll.default: _roll,
             aten.index_put.default: _index_put,
             aten.affine_grid_generator.default: _base_grid,
-            aten.upsample_bilinear2d_backward.default: _copy_in_one_piece,
+            aten.upsample_bilinear2d_backward.default: _copy_of_strided_image,
+            aten.convolution.default: convolutions.before_forward,
             aten.convolution_backward.default: convolutions.before_backward,
         }
         self._rules: dict[Any, WorkspaceRule] = {
@@ -111,6 +114,9 @@ class Workspaces:
             aten.mse_loss.default: _loss_by_element,
             aten.smooth_l1_loss.default: _loss_by_element,
             aten.huber_loss.default: _loss_by_element,
+            aten.binary_cross_entropy_with_logits.default: _loss_of_logits,
+            aten.logsumexp.default: _copy_of_input,
+            aten.topk.default: self._largest,
             aten._ctc_loss_backward.Tensor: _ctc_loss_backward,
             aten._ctc_loss_backward.default: _ctc_loss_backward,
             aten.convolution.default: convolutions.forward,
@@ -163,7 +169,7 @@ class Workspaces:
     def _partial_sums(self, args: Any) -> Group:
         """Return the partial sums of a sum over slow dimensions: the gradient of a bias."""
         x, dims = args[0], args[1] if len(args) > 1 else None
-        if not dims or not x.dim() or x.dtype.itemsize > 4:
+        if not dims or not x.dim() or x.is_complex():
             return ()
         reduced = {dim % x.dim() for dim in dims}
         num_inputs = math.prod(x.shape[dim] for dim in reduced)
@@ -171,7 +177,16 @@ class Workspaces:
         if fastest is None or fastest in reduced:
             return ()
         numbers = (x.numel() // max(1, num_inputs), num_inputs, self.num_multiprocessors)
-        return (Formula("partial sums", (*numbers, _num_in_row(x, reduced))),)
+        # integers are summed in eight bytes, half precision in four
+        itemsize = max(4, x.dtype.itemsize) if x.is_floating_point() else 8
+        return (Formula("partial sums", (*numbers, _num_in_row(x, reduced), itemsize)),)
+
+    def _largest(self, args: Any, kwargs: Any) -> tuple[Group, ...]:
+        """Return the counts of digits by which several blocks share the search of a row."""
+        x, dim = args[0], (args[2] if len(args) > 2 else kwargs.get("dim", -1))
+        length = x.shape[dim] if x.dim() else 1
+        counts = (x.numel() // max(1, length), length, self.num_multiprocessors)
+        return ((Formula("counts of digits", counts),),)
 
     def _layer_norm_backward(self, args: Any, kwargs: Any) -> tuple[Group, ...]:
         """Return the sums by blocks of rows for weight and bias, then what summing those takes."""
@@ -208,7 +223,9 @@ def _embedding(args: Any, kwargs: Any) -> tuple[Group, ...]:
     gradient, indices, num_rows = args[0], args[1], args[2]
     count = indices.numel()
     order = Formula("sorted indices", (count,))
-    return ((order, order, order, Formula("pieces of a table", (count, num_rows, gradient.shape[-1]))),)
+    copies = sum(_in_one_piece(gradient, indices), ())
+    pieces = Formula("pieces of a table", (count, num_rows, gradient.shape[-1]))
+    return ((*copies, order, order, order, pieces),)
 
 
 def _index_put(args: Any, kwargs: Any) -> tuple[Group, ...]:
@@ -262,6 +279,13 @@ def _element_bytes(args: Any, kwargs: Any, place: int) -> int | None:
     return int(count * torch.promote_types(x.dtype, target.dtype).itemsize)
 
 
+def _loss_of_logits(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """Return the logarithms of sigmoids, those of a positive weight, and the loss by element if averaged."""
+    x, positive = args[0], (args[3] if len(args) > 3 else kwargs.get("pos_weight"))
+    by_element = (args[4] if len(args) > 4 else kwargs.get("reduction", 1)) != 0
+    return ((x.nbytes,) * (1 + (positive is not None) + by_element),)
+
+
 def _distances(args: Any, kwargs: Any) -> tuple[Group, ...]:
     """Return the squares to be summed, then both inputs with two more columns for one product."""
     left, right = args[0], args[1]
@@ -294,6 +318,11 @@ def _ctc_loss_backward(args: Any, kwargs: Any) -> tuple[Group, ...]:
 def _safe_softmax(args: Any, kwargs: Any) -> tuple[Group, ...]:
     """Return one byte for each score: whether it is minus infinity."""
     return ((args[0].numel(),),)
+
+
+def _copy_of_strided_image(args: Any, kwargs: Any) -> tuple[Group, ...]:
+    """Copy a gradient that lies neither in the usual order nor channels last, which have kernels."""
+    return () if args[0].is_contiguous(memory_format=torch.channels_last) else _in_one_piece(args[0])
 
 
 def _copy_in_one_piece(args: Any, kwargs: Any) -> tuple[Group, ...]:

@@ -47,7 +47,8 @@ SCALAR = aten._local_scalar_dense.default
 COMPARISONS = {aten.equal.default, aten.allclose.default}  # whose answer is a bool, not a tensor
 TO_COPY = aten._to_copy.default
 DROPOUT = aten.native_dropout.default
-CONVOLUTION_BACKWARD = aten.convolution_backward.default
+CONVOLUTIONS = (aten.convolution.default, aten.convolution_backward.default)
+LOG_SIGMOID = aten.log_sigmoid_forward.default
 CONVOLUTION_WORKSPACE = "workspace of aten.convolution"
 ENGINE = "_engine_run_backward"  # the last Python function before autograd's own code
 BETWEEN = (__name__, "torch._compile", "torch._dynamo.eval_frame")  # this file, and what may wrap a mode
@@ -56,6 +57,8 @@ IN_PLACE = {
     aten.add.Tensor,
     aten.index_add.default,
     aten.index_put.default,
+    aten.scatter.src,
+    aten.scatter.value,
     aten.scatter_add.default,
     aten.masked_fill.Scalar,
     aten.masked_scatter.default,
@@ -186,12 +189,13 @@ class Tracer(TorchDispatchMode):
         copies = [self._workspace(block, f"workspace of {name}") for group in before[-1:] for block in group]
         if func in IN_PLACE and (self._by_autograd() or attention.adds_in_place()):
             self._note_sum(func, args, out)
-        for leaf in tree_iter(list(reversed(out)) if func is DROPOUT else out):  # the mask comes first
+        made = list(reversed(out)) if func is DROPOUT else out  # the mask comes first
+        for leaf in tree_iter(out[:1] if func is LOG_SIGMOID else made):  # CUDA keeps no buffer
             if isinstance(leaf, Tensor):
                 number = self.track(leaf, name, component)
                 if number is not None and kept_bytes is not None:
                     self.born[number].num_bytes = kept_bytes
-                if func is CONVOLUTION_BACKWARD and after:  # one gradient is done before the next is made
+                if func in CONVOLUTIONS and after:  # beside the copies; one gradient before the next is made
                     self._hold(after.pop(0), name)
         self.events.extend(~number for number in copies)
         if self.phase != "setup":

@@ -316,6 +316,27 @@ def test_few_samples_large_weights_and_other_sides_are_not_transformed(
     assert of_weight < 4 * x.nbytes  # transforms take more than eight times as much
 
 
+def test_very_many_samples_are_not_transformed() -> None:
+    """As recorded of 480 images of 32 x 32: the transforms would take 1.3 and 2.1 GiB."""
+    for num_in in (16, 64):
+        x, weight = meta(480, num_in, 32, 32, dtype=FULL), meta(64, num_in, 3, 3, dtype=FULL)
+        assert backward(x, weight)[1][0] < 300 << 20
+
+
+def test_an_input_that_is_a_part_of_another_is_copied_in_both_directions() -> None:
+    """PyTorch makes it dense before it asks cuDNN: sequences in the usual order, images as they lie."""
+    sequence, kernel = meta(8, 249, 512).transpose(1, 2), meta(512, 32, 128)
+    half, square = meta(16, 64, 26, 26)[:, :32], meta(32, 32, 3, 3)
+    last = meta(4, 192, 16, 16, channels_last=True)
+    for x, weight in ((sequence, kernel), (half, square), (last[:, :96], meta(96, 96, 3, 3))):
+        assert convolutions.before_forward((x, weight), {}) == ((x.numel() * 2,),)
+        gradient = x.contiguous()
+        args = (gradient, x, weight, *(None,) * 6, 1)
+        assert convolutions.before_backward(args, {})[0][0] == x.numel() * 2
+    for x, weight in ((half.contiguous(), square), (last, meta(96, 192, 3, 3))):
+        assert convolutions.before_forward((x, weight), {}) == ()
+
+
 def test_many_weights_are_multiplied_by_sample_where_tiles_are_few_or_samples_long() -> None:
     """The peaks of a network for speakers, of a ResNet and of one that shuffles channels."""
     for dtype, channels, shape, by_sample in (

@@ -25,7 +25,7 @@ def test_the_gradient_of_a_bias_is_summed_in_parts() -> None:
     spaces = Workspaces(num_multiprocessors=100)
     x = meta(64, 512, 3072)
     ((formula,),) = spaces.of(aten.sum.dim_IntList, (x, [0, 1]), {})
-    assert formula == Formula("partial sums", (3072, 32768, 100, 3072))
+    assert formula == Formula("partial sums", (3072, 32768, 100, 3072, 4))
     assert spaces.of(aten.sum.dim_IntList, (x, [2]), {}) == ()  # along the fastest dimension
     assert spaces.of(aten.sum.dim_IntList, (x, []), {}) == ()
 
@@ -35,6 +35,58 @@ def test_the_gradient_of_a_table_sorts_its_indices() -> None:
     ((*order, pieces),) = Workspaces().of(aten.embedding_dense_backward.default, args, {})
     assert [block.num_bytes for block in order] == [8 * 32768] * 3
     assert pieces.num_bytes == 103_827_456
+
+
+def test_integers_are_summed_in_parts_of_eight_bytes() -> None:
+    """As recorded of soft trees: a mask of 1114 x 512 x 6 takes 54 MiB, copy and parts."""
+    mask = meta(1114, 512, 6, dtype=torch.bool)
+    ((copy, parts),) = Workspaces(num_multiprocessors=132).of(aten.sum.dim_IntList, (mask, [0]), {})
+    assert copy == 8 * mask.numel()
+    assert copy + parts.num_bytes > 1.8 * copy
+
+
+def test_the_gradient_of_a_table_is_copied_if_it_is_a_part_of_another() -> None:
+    part = meta(8, 512, 768)[:, :, :128]
+    args = (part, meta(8, 512, dtype=torch.long), 1024, -1, False)
+    ((copy, *_rest),) = Workspaces().of(aten.embedding_dense_backward.default, args, {})
+    assert copy == 8 * 512 * 128 * 2
+
+
+def test_a_loss_of_logits_holds_two_values_for_each() -> None:
+    """The logarithms of sigmoids and the loss of each; one more for a positive weight, one less alone."""
+    x, loss = meta(64, 1024), aten.binary_cross_entropy_with_logits.default
+    of = Workspaces().of
+    assert of(loss, (x, x), {}) == ((x.nbytes, x.nbytes),)
+    assert of(loss, (x, x, None, meta(1024)), {}) == ((x.nbytes,) * 3,)
+    assert of(loss, (x, x, None, None, 0), {}) == ((x.nbytes,),)
+
+
+def test_the_logarithm_of_a_sum_of_exponents_holds_the_exponents() -> None:
+    """As recorded of a large vocabulary in chunks: 250 MiB of 1024 x 64000 values."""
+    x = meta(1024, 64_000, dtype=torch.float32)
+    assert Workspaces().of(aten.logsumexp.default, (x, [-1]), {}) == ((250 * MIB,),)
+
+
+def test_the_largest_of_many_long_rows_are_sought_by_counting_digits() -> None:
+    """As recorded of nearest points: 16 and 32 MiB for 32 x 1024 rows of 1024; short rows take nothing."""
+    largest = Workspaces(num_multiprocessors=132).of
+
+    def num_bytes(*shape: int) -> int:
+        ((block,),) = largest(aten.topk.default, (meta(*shape), 20, -1), {})
+        assert isinstance(block, Formula)
+        return block.num_bytes
+
+    assert num_bytes(32, 1024, 1024) == 48 * MIB
+    assert num_bytes(32, 1024, 300) == num_bytes(64, 1000) == 0
+
+
+def test_the_gradient_of_an_enlarged_image_is_copied_only_if_it_is_a_part() -> None:
+    enlarged = aten.upsample_bilinear2d_backward.default
+    before = Workspaces().before
+    image = meta(8, 32, 16, 16)
+    assert before(enlarged, (image,), {}) == ()
+    assert before(enlarged, (image.to(memory_format=torch.channels_last),), {}) == ()
+    assert before(enlarged, (image[:, :8],), {}) == ((8 * 8 * 16 * 16 * 2,),)
 
 
 def test_adding_at_indices_sorts_them() -> None:

@@ -206,6 +206,41 @@ def test_gradients_meet_as_in_pytorch_itself(forward: Callable[[Tensor], Tensor]
     assert [event.name for event in seen.function_events].count("aten::add") == num_sums
 
 
+def test_the_gradient_of_a_largest_value_is_written_in_place() -> None:
+    """As autograd does on the GPU; tensors without data are written into a copy."""
+
+    class Largest(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(64, 4))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.weight).max(dim=1)[0].sum()
+
+    trace = traced(job_of(Largest, lambda batch_size: torch.randn(batch_size, 64, 4)))
+    ops = [each.op for each in trace.storages if each.num_bytes == 8 * 64 * 4 * 4]
+    assert any("new_zeros" in op for op in ops)
+    assert not any("scatter" in op for op in ops)
+
+
+def test_a_copied_input_is_held_beside_the_workspace() -> None:
+    class Part(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Conv2d(16, 32, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x[:, :16]).sum()
+
+    trace = traced(job_of(Part, lambda batch_size: torch.randn(batch_size, 32, 40, 40)))
+    start = next(at for at, _step, _phase in trace.marks)
+    copy, result, workspace, *_ = (int(event) for event in trace.events[start:] if event >= 0)
+    assert trace.storages[copy].num_bytes == 8 * 16 * 40 * 40 * 4
+    assert trace.storages[result].op == "aten.convolution.default"
+    deaths = [int(event) for event in trace.events[start:] if event < 0]
+    assert deaths.index(~workspace) < deaths.index(~copy)
+
+
 def test_a_loss_that_is_averaged_in_place_keeps_its_elements() -> None:
     job = job_of(
         lambda: nn.Linear(WIDTH, WIDTH),
