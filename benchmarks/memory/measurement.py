@@ -70,6 +70,8 @@ def measure(configuration: Configuration, num_steps: int, record_history: bool) 
 def _full_size(configuration: Configuration, num_steps: int) -> dict[str, Any]:
     parts, batch = set_up(configuration, batch_size=configuration.batch_size)
     after_setup = torch.cuda.memory_stats()
+    # a scaler that skips its first steps leaves them without the optimizer's state
+    step_past_overflow(parts, configuration.job, configuration.recipe, batch, device=DEVICE)
     step_s = steps(configuration, parts, batch, count=num_steps)
     stats = torch.cuda.memory_stats()
     free, total = torch.cuda.mem_get_info()
