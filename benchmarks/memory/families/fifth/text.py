@@ -198,7 +198,7 @@ class Rewarded(nn.Module):
         found = self.chances(self.policy, ids, mask)
         with torch.no_grad():
             held = self.chances(self.reference, ids, mask)
-        groups = gains.view(-1, 8)
+        groups = gains.view(-1, min(8, len(gains)))  # fewer answers in a probe
         better = (
             (groups - groups.mean(dim=1, keepdim=True)) / (groups.std(dim=1, keepdim=True) + 1e-4)
         ).view(-1, 1)
