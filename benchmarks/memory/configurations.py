@@ -1,8 +1,7 @@
 """All configurations, ordered so that a run that is cut short has seen every family.
 
-Those of `families/unseen.py`, of `families/second_*.py`, of `families/third`, of `families/fourth` and of
-`families/fifth` are sets of their own: the estimator was not made from any of them when they were first
-measured.
+Those of `families/unseen.py`, of `families/second_*.py` and of `families/third` to `families/sixth` are sets
+of their own: the estimator was not made from any of them when they were first measured.
 """
 
 from __future__ import annotations
@@ -32,6 +31,9 @@ from benchmarks.memory.families.fifth import libraries as fifth_libraries
 from benchmarks.memory.families.fifth import others as fifth_others
 from benchmarks.memory.families.fifth import text as fifth_text
 from benchmarks.memory.families.fourth import graphs, images, libraries, makers, others, sequences, series
+from benchmarks.memory.families.sixth import images as sixth_images
+from benchmarks.memory.families.sixth import libraries as sixth_libraries
+from benchmarks.memory.families.sixth import others as sixth_others
 from benchmarks.memory.families.third import images as third_images
 from benchmarks.memory.families.third import others as third_others
 from benchmarks.memory.families.third import sequences as third_sequences
@@ -48,6 +50,7 @@ MODULES = (
 )
 FOURTH = (libraries, sequences, series, images, makers, graphs, others)
 FIFTH = (fifth_libraries, fifth_text, fifth_images, fifth_others)
+SIXTH = (sixth_libraries, sixth_images, sixth_others)
 
 
 def every_configuration() -> list[Configuration]:
@@ -95,6 +98,11 @@ def fifth_configurations() -> list[Configuration]:
     return _by_turns(FIFTH)
 
 
+def sixth_configurations() -> list[Configuration]:
+    """Of families in none of the other sets."""
+    return _by_turns(SIXTH)
+
+
 def compiled_configurations() -> list[Configuration]:
     """Some of the others, with the model compiled."""
     return list(compiled.CONFIGURATIONS)
@@ -108,6 +116,7 @@ SETS: dict[str, Callable[[], list[Configuration]]] = {
     "unseen-third": third_configurations,
     "unseen-fourth": fourth_configurations,
     "unseen-fifth": fifth_configurations,
+    "unseen-sixth": sixth_configurations,
     "compiled": compiled_configurations,
 }
 
