@@ -17,7 +17,8 @@ import typer
 from flatout.cli import flags
 from flatout.cli.flags import flag, switch
 from flatout.cli.output import FINDINGS, plain_console, print_document, print_json, say, say_written
-from flatout.ground.errors import BadInput
+from flatout.doctor.sentences import too_little
+from flatout.ground.errors import BadInput, FlatoutError
 from flatout.ground.torchrun import read_launch
 
 if TYPE_CHECKING:
@@ -56,8 +57,9 @@ def diagnose(
       flatout diagnose --json --seconds 30 train.py > diagnosis.json
       flatout diagnose --evidence evidence.json
 
-    Exit codes: 0 no findings, 1 findings, 2 flatout could not do its work, 130 interrupted (measurements so
-    far are kept). If the script itself fails after its first steps, flatout exits with its code.
+    Exit codes: 0 no findings, 1 findings, 2 flatout could not do its work or measured too little to find
+    any, 130 interrupted (measurements so far are kept). If the script itself fails after its first steps,
+    flatout exits with its code.
     """
     _check_options(command, evidence=evidence, save=save, keep_running=keep_running, seconds=seconds)
     flags.check_html(html)
@@ -84,14 +86,18 @@ def diagnose(
 
 
 def exit_code(diagnosis: Diagnosis, *, keep_running: bool = False, launched: bool = False) -> int:
-    """Return the script's own exit code if it counts, else whether there are findings.
+    """Return the script's own exit code if it counts, else 1 with findings, 2 if too little was measured.
 
     A launcher of several processes takes every code but 0 for a crash and ends the others.
     """
     own_code = diagnosis.script_exit_code
     if own_code or (keep_running and own_code is not None):
         return own_code
-    return FINDINGS if diagnosis.findings and not launched else 0
+    if launched:
+        return 0
+    if diagnosis.findings:
+        return FINDINGS
+    return FlatoutError.exit_code if too_little(diagnosis.evidence) is not None else 0
 
 
 def _check_options(

@@ -22,6 +22,7 @@ from flatout.measure.run.ranks.merging import MEETING
 from flatout.measure.run.step_blocks.schedule import ENDED_FIRST, NO_TIME
 
 LEAST_DIFFERENT = 1.05  # the step's speed-up over the job's, to show both
+OUTSIDE_MODEL = ("wait", "transfer", "rest")  # the phases in which batches are made
 NARROW = 0.1  # an interval this close to 1 shows that a cause is not the limit
 MORE_STEPS = "Give it more steps or epochs."
 ENOUGH_STEPS, SET_UP_S = 100, 30.0  # steps to look for causes in; seconds before the first of them, about
@@ -406,15 +407,19 @@ def _arms(number: int) -> str:
 
 
 def _enough_s(evidence: Evidence) -> int:
-    """Return the whole minutes that measuring such a job takes, its start included."""
+    """Return the whole minutes that measuring such a job takes, its start included.
+
+    What did not suffice is at least doubled: passes and arms take more than their steps.
+    """
     set_up_s = sum(episode.seconds for episode in evidence.episodes if episode.kind == "set-up")
-    return 60 * math.ceil((max(SET_UP_S, set_up_s) + ENOUGH_STEPS * (evidence.step_s or 0.0)) / 60)
+    steps_s = max(SET_UP_S, set_up_s) + ENOUGH_STEPS * (evidence.step_s or 0.0)
+    return 60 * math.ceil(max(steps_s, 2 * (evidence.job.limit_s or 0.0)) / 60)
 
 
 def loader_costs(cached: Counterfactual, evidence: Evidence) -> str:
     """Say what a free loader gains: at most the observed wait for it, or why it is more."""
     if cached.place is not None:
-        return f"{_loading(cached)} costs {show_share(1 - 1 / cached.speedup)} of the step"
+        return _making_costs(cached, evidence)
     wait = phase_shares(evidence).get("wait", 0.0)
     gain, least = 1 - 1 / cached.speedup, 1 - 1 / cached.speedup_low
     if least <= wait + NARROW:  # the wait lies in the interval, or is more
@@ -428,4 +433,16 @@ def loader_costs(cached: Counterfactual, evidence: Evidence) -> str:
     return (
         f"the step waits for the loader {show_share(wait)} of its time, and is {show_share(gain)} shorter "
         f"without it: {why}"
+    )
+
+
+def _making_costs(cached: Counterfactual, evidence: Evidence) -> str:
+    """Say what a batch that the script makes costs: at most the time outside the model and the optimizer."""
+    gain, shares = 1 - 1 / cached.speedup, phase_shares(evidence)
+    outside = sum(shares.get(phase, 0.0) for phase in OUTSIDE_MODEL) if shares else gain
+    if gain <= outside + NARROW:
+        return f"{_loading(cached)} costs {show_share(min(gain, outside))} of the step"
+    return (
+        f"{_loading(cached)} costs at most {show_share(outside)} of the step, the time outside the model and "
+        "the optimizer; the rest of this gain is noise, or caches that kept batches warm"
     )

@@ -72,6 +72,7 @@ class ObservedJob:
     node: int | None = None  # its number, by the launcher
     anchor: str | None = None  # what marks a step: "AdamW.step", "flatout.step", "model call"
     warmup_reason: str | None = None
+    limit_s: float | None = None  # --seconds; None: the job ran to its end
     framework: str | None = (
         None  # whose loop takes the steps: "transformers", "lightning"; None: the user's own
     )

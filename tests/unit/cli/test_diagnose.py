@@ -155,6 +155,16 @@ def test_exit_code(own_code: int | None, keep_running: bool, with_findings: bool
     assert exit_code(made, keep_running=keep_running) == expected
 
 
+def test_a_report_that_saw_too_little_does_not_pass_for_a_clean_one() -> None:
+    evidence = builders.cpu_evidence(
+        counterfactuals=(), missing=("count: no time was left for this pass",), sites=(), module_calls=()
+    )
+    made = builders.diagnosis(findings=(), evidence=evidence)
+    assert exit_code(made) == 2
+    assert exit_code(made, launched=True) == 0
+    assert exit_code(dataclasses.replace(made, findings=builders.findings())) == 1
+
+
 # Rules
 
 

@@ -21,6 +21,7 @@ from flatout.doctor.sentences import (
     proof_words,
     read_arms,
     say_bound,
+    short_of_time,
     show_ceiling,
     straggler,
     straggler_words,
@@ -28,7 +29,8 @@ from flatout.doctor.sentences import (
 )
 from flatout.doctor.unexplained import unexplained
 from flatout.measure import PHASES
-from flatout.measure.evidence import Counterfactual, Evidence, Host, Step
+from flatout.measure.evidence import ArmNotRun, Counterfactual, Evidence, Host, Step
+from flatout.measure.run.step_blocks.schedule import NO_TIME
 from tests.support import doctor as builders
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -75,6 +77,34 @@ def test_workers_are_not_said_to_gain_more_than_the_step_waits() -> None:
     made = replace(workers, speedup=1.5, speedup_low=1.3, speedup_high=1.9)
     (reading,) = read_arms(replace(loading_bound(cores=2.0), counterfactuals=(made,), steps=waiting(0.04)))
     assert "costs at most 4 % of the step" in reading.words
+
+
+def test_more_time_is_advised_than_did_not_suffice() -> None:
+    """Seen on a crowded machine: 'try --seconds 60' after a diagnosis of 60 s."""
+    late = ArmNotRun(kind="cached", label="cached", reason=NO_TIME)
+    evidence = replace(
+        builders.cpu_evidence(counterfactuals=(), arms_not_run=(late,), episodes=()), steps=quick_steps()
+    )
+    assert "try --seconds 60" in (short_of_time(evidence) or "")
+    job = replace(evidence.job, limit_s=60.0)
+    assert "try --seconds 120" in (short_of_time(replace(evidence, job=job)) or "")
+
+
+def quick_steps() -> tuple[Step, ...]:
+    return tuple(replace(step, step_s=0.03, phases_s={"forward": 0.03}) for step in builders.steps())
+
+
+def test_a_batch_made_in_the_loop_costs_no_more_than_the_time_outside_the_model() -> None:
+    """Seen on a crowded machine: 74 % of the step for one line, in a step of which 9 % lies outside."""
+    made = replace(cached(3.83, 1.23, 21.6), place=builders.SYNC_LINE)
+    evidence = builders.cpu_evidence(counterfactuals=(made,), steps=waiting(0.09))
+    words = unexplained(evidence) or ""
+    assert f"making the batch at {builders.SYNC_LINE} costs at most 9 % of the step" in words
+    assert "noise" in words and "74 %" not in words
+    (reading,) = read_arms(evidence)
+    assert "74 %" not in reading.words
+    outside = unexplained(replace(evidence, steps=waiting(0.8))) or ""
+    assert outside == f"making the batch at {builders.SYNC_LINE} costs 74 % of the step."
 
 
 def waiting(share: float) -> tuple[Step, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.metadata
+import math
 import platform
 import socket
 from collections.abc import Iterable
@@ -125,6 +126,7 @@ class Assembly:
             node=read_launch().node,
             anchor=observer.anchor.name,
             warmup_reason=observer.warmup_reason,
+            limit_s=observer.options.seconds if math.isfinite(observer.options.seconds) else None,
             framework=observer.framework,
         )
 

@@ -491,8 +491,9 @@ class Observer:
         held = f", most of it at {', in '.join(map(str, lines))}" if lines else ""
         if not self.rows and not set_up:
             first_s = self.deadline.set_up_s
-            held += f"; the first one ended after {show_seconds(first_s)}, and {FEWEST_FOR_ARMS} such steps "
-            held += f"need --seconds {math.ceil(FEWEST_FOR_ARMS * first_s)}"
+            held += f"; the first one ended after {show_seconds(first_s)}, imports included, and "
+            most_s = math.ceil(FEWEST_FOR_ARMS * first_s)
+            held += f"{FEWEST_FOR_ARMS} such steps need at most --seconds {most_s}"
         self.tools.missing.append(f"{UNFINISHED}: it had not ended after {show_seconds(took_s)}{held}")
         self.sequence.leave_out_later()
         if self.rows:

@@ -407,7 +407,7 @@ def test_a_step_that_goes_on_after_the_time_is_cut_short_and_its_line_named(late
     assert late.finished and late.rows == []
     (reason,) = (each for each in late.tools.missing if each.startswith("the step under way"))
     assert f"{HERE.name}:{line('evaluates')}" in reason
-    seconds = int(reason.rpartition("need --seconds ")[2])
+    seconds = int(reason.rpartition("need at most --seconds ")[2])
     assert seconds == math.ceil(FEWEST_FOR_ARMS * late.deadline.set_up_s)
     assert not late.is_overdue
 

@@ -64,17 +64,25 @@ def detect(evidence: Evidence) -> list[Finding]:
     cores = loading.cores_of_a_process(evidence)
     if cores is None or cores < loading.LEAST_CORES:
         return []
-    if cached is not None and cached.speedup_low <= RESOLVABLE_SPEEDUP:
-        return []
     findings = []
     for loader in evidence.loaders:
-        share = wait_share(evidence, loader)
+        share, workers = wait_share(evidence, loader), arm_at(evidence, "workers", loader.place)
         if not loader.trains or loader.num_workers != 0 or share is None or share < LEAST_WAIT_SHARE:
             continue
-        is_tried = cached is not None or arm_at(evidence, "workers", loader.place) is not None
+        if cached is not None and not _leaves_a_gain(cached, workers):
+            continue
+        is_tried = cached is not None or workers is not None
         if is_tried or share * _typical_part(loader) >= LEAST_WAIT_SHARE:
             findings += _finding(evidence, loader, share=share, cores=cores)
     return findings
+
+
+def _leaves_a_gain(cached: Counterfactual, workers: Counterfactual | None) -> bool:
+    """Return whether cached batches gain or, if they cannot tell, workers were measured to."""
+    if cached.speedup_low > RESOLVABLE_SPEEDUP:
+        return True
+    is_open = cached.speedup_high > RESOLVABLE_SPEEDUP
+    return is_open and workers is not None and workers.speedup_low > RESOLVABLE_SPEEDUP
 
 
 def _typical_part(loader: Loader) -> float:

@@ -38,6 +38,17 @@ def test_a_run_with_workers_is_the_ceiling_and_the_advice(made):
     assert detect(dataclasses.replace(job, counterfactuals=(*job.counterfactuals, useless))) == []
 
 
+def test_workers_that_gain_prove_it_where_cached_batches_cannot_tell(made):
+    """Seen on a crowded machine: cached 1.49x [0.99, 2.24], one worker 3.21x [2.14, 4.82], a wait of 40 %."""
+    job = slow_loading(made, wait_share=0.4, speedup=1.49, width=0.5)
+    assert detect(job) == []
+    workers = made.counterfactual("workers", 3.21, value=1.0, width=0.9)
+    (finding,) = detect(dataclasses.replace(job, counterfactuals=(*job.counterfactuals, workers)))
+    assert (finding.ceiling.kind, finding.ceiling.speedup) == ("workers", pytest.approx(1 / 0.6))
+    refuted = made.counterfactual("cached", 1.0)
+    assert detect(dataclasses.replace(job, counterfactuals=(refuted, workers))) == []
+
+
 def test_no_more_is_promised_than_the_wait_that_was_seen(made):
     (finding,) = detect(slow_loading(made, wait_share=0.16, speedup=1.61))
     assert finding.ceiling.speedup == pytest.approx(1 / 0.84)
