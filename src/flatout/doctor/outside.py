@@ -64,7 +64,9 @@ def trains(evidence: Evidence) -> bool:
 def name_of(episode: Episode) -> str:
     if episode.kind == "epoch-start":
         return "the loader"
-    return f"{episode.function}()" if episode.function else "this block"
+    name = (episode.function or "").rpartition(".")[2]
+    says_something = bool(name) and not name.startswith(("__", "<"))  # unlike __init__ and <lambda>
+    return f"{episode.function}()" if says_something else "this block"
 
 
 def _of_what(episode: Episode) -> str:

@@ -24,6 +24,7 @@ from flatout.measure.run.step_blocks.schedule import ENDED_FIRST, NO_TIME
 LEAST_DIFFERENT = 1.05  # the step's speed-up over the job's, to show both
 OUTSIDE_MODEL = ("wait", "transfer", "rest")  # the phases in which batches are made
 NARROW = 0.1  # an interval this close to 1 shows that a cause is not the limit
+MAY_GAIN, MOST_UNDECIDED = 1.5, 3  # the upper end of an interval that leaves a gain open; arms named
 MORE_STEPS = "Give it more steps or epochs."
 ENOUGH_STEPS, SET_UP_S = 100, 30.0  # steps to look for causes in; seconds before the first of them, about
 STRAGGLES = 1.1  # a rank this much slower than the median of all
@@ -399,6 +400,27 @@ def short_of_time(evidence: Evidence) -> str | None:
         return f"The job ended before {_arms(num_ended)} could be measured. {MORE_STEPS}"
     return (
         f"No time was left for {_arms(num_late)}: try --seconds {_enough_s(evidence)}." if num_late else None
+    )
+
+
+def undecided(evidence: Evidence) -> str | None:
+    """Name arms that may gain much, by intervals that also contain no gain; None if there are none."""
+    may_gain = [
+        found
+        for found in evidence.counterfactuals
+        if found.kind in ARMS
+        and found.kind not in ("same", "uncompiled")
+        and found.speedup_low <= 1
+        and found.speedup_high >= MAY_GAIN
+    ]
+    if not may_gain:
+        return None
+    most = sorted(may_gain, key=lambda found: -found.speedup_high)[:MOST_UNDECIDED]
+    listed = ", ".join(
+        f"{read_arm(found, evidence).label} (at most {show_ratio(found.speedup_high)})" for found in most
+    )
+    return (
+        f"steps vary too much here to tell what they would gain {listed}. Try a quieter machine, or longer."
     )
 
 

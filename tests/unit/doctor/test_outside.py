@@ -116,3 +116,9 @@ def test_an_evaluation_in_every_step_is_proven_by_steps_without_it(made: Any) ->
 )
 def test_calls_that_cost_little_or_act_are_no_evaluation(made: Any, fields: dict[str, Any]) -> None:
     assert not found(evaluating(made, **fields))
+
+
+@pytest.mark.parametrize("function", ["__init__", "Categorical.__init__", "<lambda>", None])
+def test_a_function_whose_name_says_nothing_is_not_said_to_play(made: Any, function: str | None) -> None:
+    (finding,) = found(made.evidence(episodes=(episode(made, "rollout", function=function),)))
+    assert finding.message.startswith("this block generates data")

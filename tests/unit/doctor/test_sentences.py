@@ -26,6 +26,7 @@ from flatout.doctor.sentences import (
     straggler,
     straggler_words,
     too_little,
+    undecided,
 )
 from flatout.doctor.unexplained import unexplained
 from flatout.measure import PHASES
@@ -88,6 +89,15 @@ def test_more_time_is_advised_than_did_not_suffice() -> None:
     assert "try --seconds 60" in (short_of_time(evidence) or "")
     job = replace(evidence.job, limit_s=60.0)
     assert "try --seconds 120" in (short_of_time(replace(evidence, job=job)) or "")
+
+
+def test_arms_that_could_not_tell_are_not_said_to_have_found_nothing() -> None:
+    """Seen on a crowded machine: 'nothing costs time here' under three arms of up to 3.88x."""
+    wide = replace(cached(0.9, 0.4, 3.88), kind="autocast", label="autocast")
+    words = undecided(builders.cpu_evidence(counterfactuals=(wide, cached(1.0, 0.9, 1.2)))) or ""
+    assert "with autocast on (at most 3.88×)" in words and "cached" not in words
+    gains = replace(wide, speedup=2.0, speedup_low=1.4)
+    assert undecided(builders.cpu_evidence(counterfactuals=(gains, replace(wide, kind="same")))) is None
 
 
 def quick_steps() -> tuple[Step, ...]:

@@ -33,6 +33,7 @@ from flatout.doctor.sentences import (
     short_of_time,
     straggler_words,
     too_little,
+    undecided,
 )
 from flatout.doctor.unexplained import unexplained
 from flatout.ground.units import UNKNOWN, show_interval, show_ratio, show_seconds, show_share
@@ -230,9 +231,11 @@ def _nothing_found(evidence: Evidence) -> Iterator[RenderableType]:
     if (little := too_little(evidence)) is not None:
         yield Text(little, style="yellow")
         return
-    left = unexplained(evidence)
+    left, undecided_words = unexplained(evidence), undecided(evidence)
     where = "in what was measured" if evidence.missing else "here"
-    if left is None:
+    if left is None and undecided_words is not None:
+        yield Text(f"No findings, but {undecided_words}", style="yellow")
+    elif left is None:
         yield Text(
             f"No findings: {len(all_rules())} rules found nothing that costs time {where}.", style="green"
         )

@@ -24,6 +24,7 @@ from flatout.doctor.sentences import (
     show_ceiling,
     straggler_words,
     too_little,
+    undecided,
 )
 from flatout.doctor.unexplained import unexplained
 from flatout.ground.units import UNKNOWN, show_bytes, show_interval, show_ratio, show_seconds, show_share
@@ -83,7 +84,9 @@ def _summary(evidence: Evidence, findings: Sequence[Finding]) -> Html:
             return section("Findings", tag("p", little), anchor="findings")
         checked = ", ".join(instruments(evidence)) or "nothing: no step could be measured"
         left = unexplained(evidence)
-        none = "None." if left is None else f"No rule names a line, but {left}"
+        open_words = undecided(evidence)
+        none = "None." if open_words is None else f"None, but {open_words}"
+        none = none if left is None else f"No rule names a line, but {left}"
         short = short_of_time(evidence)
         return section(
             "Findings",

@@ -4,7 +4,8 @@ A step that takes several times as long as its peers holds something else, and s
 epoch, or one that calls a model more often than nearly all others: a short game between updates. Its excess
 over a typical step is the time to explain, and the stack samples in it say which of the user's lines hold it.
 That line is the outermost one that no typical step has on its stack: `evaluate(model)` in the loop, not the
-model's own lines below it. Time in which another program held the core does not count.
+model's own lines below it. Time in which another program held the core makes no step long, and lengthens
+what is found as it lengthens the typical step.
 
 The steps that follow are slower than usual if it drove the job's data out of the processor's caches: their
 excess over steps long after it belongs to it, too.
@@ -199,9 +200,25 @@ def find_episodes(
             if tally.steps:
                 episode = _episode(cause, tally, among, steps_per_epoch, has_loader=has_loader)
                 found += [episode] if not tally.in_warm_up or episode.kind in MAY_COME_AGAIN else []
+    slowed = _slowed_by_others(timed, seconds or {})
+    found = [_as_long(episode, slowed) for episode in found]
     found.sort(key=lambda episode: -(episode.per_step_s or 0.0))
     set_up = _set_up(rows, looks, started_at_s)
     return (*found[:MOST_EPISODES], *([set_up] if set_up is not None else []))
+
+
+def _slowed_by_others(rows: Sequence[StepRow], seconds: Mapping[int, float]) -> float:
+    """Return how many times as long a typical step lasts as it would if no other program held the cores."""
+    typical = [row for row in rows if row.arm in COUNTED and not row.apart]
+    lasted_s = sum(seconds.get(row.index, row.host_s) for row in typical)
+    took_s = sum(_took_s(row, seconds) for row in typical)
+    return max(1.0, lasted_s / took_s) if took_s > 0 else 1.0
+
+
+def _as_long(episode: Episode, slowed: float) -> Episode:
+    """Let an episode last as long as on this machine, as the typical steps do that it is compared with."""
+    per_step_s = None if episode.per_step_s is None else episode.per_step_s * slowed
+    return replace(episode, seconds=episode.seconds * slowed, per_step_s=per_step_s)
 
 
 # -- long steps

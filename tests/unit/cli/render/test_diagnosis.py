@@ -209,6 +209,13 @@ def test_a_long_map_shows_the_blocks_that_cost_most() -> None:
     assert len(lines) == 8 and "noise" not in "".join(lines) and ":99" in lines[-1]
 
 
+def test_a_job_that_was_too_noisy_is_not_said_to_be_healthy() -> None:
+    (found, *_others) = builders.counterfactuals()
+    wide = dataclasses.replace(found, speedup=1.0, speedup_low=0.5, speedup_high=2.0)
+    noisy = builders.diagnosis(findings=(), evidence=builders.cpu_evidence(counterfactuals=(wide,)))
+    assert "No findings, but steps vary too much to tell" in flowing(show(noisy))
+
+
 def test_a_job_that_no_cause_could_be_looked_for_in_is_told_how_long_to_run() -> None:
     evidence = builders.cpu_evidence(
         counterfactuals=(), missing=("count: no time was left for this pass",), sites=(), module_calls=()

@@ -103,6 +103,23 @@ def test_a_step_that_other_programs_held_up_is_no_episode() -> None:
     assert [episode.place for episode in run.episodes()] == [CALLS]
 
 
+def test_other_programs_lengthen_games_as_they_lengthen_typical_steps() -> None:
+    """Seen on a machine of 16 jobs on two cores: games of 62 % of the run were said to be 11 % of the job."""
+    alone, crowded = Run(), Run()
+    for _ in range(12):
+        for run, times in ((alone, 1.0), (crowded, 5.0)):
+            for number in range(16):
+                took_s = 0.06 if number == 0 else STEP_S
+                start_s, end_s = run.step(took_s * times, in_line_s=took_s * (times - 1))
+                run.look(MAIN, STEP, at_s=end_s - 1e-3, weight_s=STEP_S * times)
+                if number == 0:
+                    run.look(MAIN, CALLS, at_s=start_s + 1e-3, weight_s=0.05 * times)
+    (games,), (longer,) = alone.episodes(has_loader=False), crowded.episodes(has_loader=False)
+    assert games.per_step_s and longer.per_step_s
+    assert longer.per_step_s == pytest.approx(5 * games.per_step_s, rel=0.05)
+    assert longer.seconds == pytest.approx(5 * games.seconds, rel=0.05)
+
+
 def evaluated(every: int, times: int, **changes: Any) -> Run:
     run = Run()
     for _ in range(times):

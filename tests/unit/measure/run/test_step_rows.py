@@ -77,6 +77,8 @@ def test_no_rows_no_steps() -> None:
 def test_a_number_of_model_calls_is_usual_if_most_steps_have_it() -> None:
     assert usual_forwards([row(number, num_forwards=9 if number == 4 else 2) for number in range(6)]) == 2
     assert usual_forwards([row(number, num_forwards=number) for number in range(6)]) is None
+    with_games = [row(number, num_forwards=8 + 20 * (number % 3 == 0)) for number in range(31)]
+    assert usual_forwards(with_games) == 8  # in 20 of 31 steps: each game is followed by three updates
     assert usual_forwards([row(0), row(1)]) is None
     assert usual_forwards([]) is None
 

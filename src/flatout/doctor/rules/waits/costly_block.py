@@ -167,7 +167,7 @@ def _loops_of_the_model(evidence: Evidence) -> list[Finding]:
     stacks, step_s = evidence.stacks, evidence.step_s
     if stacks is None or not step_s:
         return []
-    wasteful: dict[Place, Counterfactual] = {}  # by loop: its block that frees most
+    wasteful: dict[Place, Counterfactual] = {}  # by loop: the loop itself, or the block that frees most
     for found in sorted(evidence.counterfactuals, key=lambda found: found.speedup):
         if found.kind in ARMS and found.place is not None and found.roofline_s is not None:
             ceiling = ceiling_of(found, evidence)
@@ -176,12 +176,19 @@ def _loops_of_the_model(evidence: Evidence) -> list[Finding]:
             header = _loop_around(found, stacks)
             wastes = pays and freed_s >= MANY_TIMES * found.roofline_s
             if wastes and header is not None and not _is_over_layers(header, stacks, evidence):
-                wasteful[header] = found
+                known = wasteful.get(header)
+                if known is None or not _is_loop(known, header) or _is_loop(found, header):
+                    wasteful[header] = found
     return [
         _loop_finding(evidence, found, header, step_s=step_s)
         for header, found in wasteful.items()
         if not any(_is_inside(other, found, stacks) for other in wasteful.values())
     ]
+
+
+def _is_loop(found: Counterfactual, header: Place) -> bool:
+    """Return whether a block is the loop alone: what stands before it is not the loop's."""
+    return found.place is not None and found.place.at == header.at
 
 
 def _is_over_layers(header: Place, stacks: Stacks, evidence: Evidence) -> bool:

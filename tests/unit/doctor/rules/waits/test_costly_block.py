@@ -33,6 +33,17 @@ def test_a_loop_of_the_model_that_is_not_its_arithmetic_is_found_where_it_begins
     assert finding.ceiling.speedup == pytest.approx(0.1 / (0.025 + 1e-4))
 
 
+def test_a_loop_has_the_ceiling_of_its_own_block_and_not_of_the_function_around_it(made):
+    """Seen on attention written as a loop: 70x for the loop, measured without the whole model."""
+    job = looping(made, speedup=70.0)
+    loop = made.counterfactual("knock-out", 4.0, line=30, last_line=33, roofline_s=1e-4)
+    inside = made.counterfactual("knock-out", 3.0, line=31, last_line=31, roofline_s=1e-4)
+    for blocks in ((*job.counterfactuals, loop, inside), (inside, loop, *job.counterfactuals)):
+        (finding,) = detect(replace(job, counterfactuals=blocks))
+        assert (finding.place.line, finding.ceiling.arm) == (30, loop.label)
+        assert finding.share == pytest.approx(0.75)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
