@@ -109,11 +109,17 @@ class Scores:
         self.scale, self.dropout, self.is_weights = 1.0, 0.0, False
         self.mask: Any = None
         self._compute = compute  # computes the plain result
+        self._tensor: Any = None  # the plain result, from the first operation that cannot be deferred
 
     def plain(self) -> Any:
-        """Compute the plain tensor, for operations that cannot be deferred; the step does not count."""
+        """Compute the plain tensor, for operations that cannot be deferred; the step does not count.
+
+        There is only one, because operations in place change it.
+        """
         self.arm.fell_back = True
-        return self._compute()
+        if self._tensor is None:
+            self._tensor = self._compute()
+        return self._tensor
 
     def is_causal(self) -> bool:
         import torch
@@ -124,7 +130,9 @@ class Scores:
         lower = torch.ones(mask.shape[-2:], dtype=torch.bool, device=mask.device).tril()
         return mask.numel() == lower.numel() and torch.equal(mask.reshape(lower.shape), lower)
 
-    def _then(self, change: Callable[[Any], Any], **fields: Any) -> Scores:
+    def _then(self, change: Callable[[Any], Any], **fields: Any) -> Any:
+        if self._tensor is not None:
+            return change(self._tensor)
         before = self._compute
         after = Scores(self.arm, self.query, self.key, lambda: change(before()))
         for name in ("scale", "dropout", "mask", "is_weights"):
@@ -146,14 +154,14 @@ class Scores:
     def device(self) -> Any:
         return self.query.device
 
-    def to(self, *args: Any, **kwargs: Any) -> Scores:
+    def to(self, *args: Any, **kwargs: Any) -> Any:
         """Ignore the format: a fused kernel has its own, and its result has the format of the queries."""
         return self._then(lambda tensor: tensor.to(*args, **kwargs))
 
-    def float(self) -> Scores:
+    def float(self) -> Any:
         return self._then(lambda tensor: tensor.float())
 
-    def type_as(self, other: Any) -> Scores:
+    def type_as(self, other: Any) -> Any:
         return self._then(lambda tensor: tensor.type_as(other))
 
     def _scaled(self, factor: Any, change: Callable[[Any], Any]) -> Any:
@@ -188,6 +196,14 @@ class Scores:
             return self.plain().masked_fill(mask, value)
         return self._then(lambda tensor: tensor.masked_fill(mask, value), mask=mask.logical_not())
 
+    def masked_fill_(self, mask: Any, value: Any) -> Any:
+        after = self.masked_fill(mask, value)
+        if isinstance(after, Scores):
+            self.mask, self._compute = after.mask, after._compute
+        else:
+            self._tensor = after
+        return self
+
     def softmax(self, dim: int | None = None, *_args: Any, dtype: Any = None, **_kwargs: Any) -> Any:
         if dim not in (-1, self.query.dim() - 1) or self.is_weights:
             return self.plain().softmax(dim, dtype=dtype)
@@ -204,7 +220,8 @@ class Scores:
         return torch.nn.functional.dropout(self.plain(), p, training)
 
     def __matmul__(self, values: Any) -> Any:
-        return self.arm.attend(self, values) if self.is_weights else self.plain() @ values
+        fuses = self.is_weights and self._tensor is None
+        return self.arm.attend(self, values) if fuses else self.plain() @ values
 
     matmul = bmm = __matmul__
 
@@ -220,6 +237,24 @@ class Scores:
             return getattr(args[0], known[name])(*args[1:], **kwargs)
         plain = [each.plain() if isinstance(each, cls) else each for each in args]
         return function(*plain, **kwargs)
+
+
+def _on_tensor(name: str) -> Callable[..., Any]:
+    """Make a method for an operator of Python, which looks for it in the class alone."""
+
+    def operate(self: Scores, *args: Any) -> Any:
+        plain = [each.plain() if isinstance(each, Scores) else each for each in args]
+        return getattr(self.plain(), name)(*plain)
+
+    return operate
+
+
+for _name in (
+    *("__getitem__", "__setitem__", "__len__", "__iter__", "__bool__", "__float__", "__int__", "__array__"),
+    *("__sub__", "__rsub__", "__isub__", "__neg__", "__abs__", "__pow__", "__rpow__", "__rtruediv__"),
+    *("__lt__", "__le__", "__gt__", "__ge__", "__and__", "__or__", "__xor__", "__invert__", "__rmatmul__"),
+):
+    setattr(Scores, _name, _on_tensor(_name))
 
 
 def propose(context: ArmContext) -> Iterable[Arm]:

@@ -38,6 +38,12 @@ def by_a_bias(q: Any, k: Any, v: Any) -> Any:
     return torch.bmm((torch.bmm(q, k.transpose(1, 2)) + bias).softmax(-1), v)
 
 
+def by_a_mask_in_place(q: Any, k: Any, v: Any) -> Any:
+    scores = torch.matmul(q, k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+    scores.masked_fill_(~LOWER, -1e9)
+    return torch.matmul(scores.softmax(-1), v)
+
+
 def watched(attention: Attention) -> FusedAttention:
     """An arm about every line of this file."""
     code = attention.__code__
@@ -49,7 +55,8 @@ def watched(attention: Attention) -> FusedAttention:
 
 
 @pytest.mark.parametrize(
-    ("attention", "shape"), [(by_operators, (2, 3)), (by_functions, (2, 3)), (by_a_bias, (6,))]
+    ("attention", "shape"),
+    [(by_operators, (2, 3)), (by_functions, (2, 3)), (by_a_bias, (6,)), (by_a_mask_in_place, (2, 3))],
 )
 def test_one_call_computes_the_same_with_the_same_gradients(
     monkeypatch: pytest.MonkeyPatch, attention: Attention, shape: tuple[int, ...]
@@ -72,7 +79,7 @@ def test_one_call_computes_the_same_with_the_same_gradients(
         result = attention(*inputs)
         arm.step_end()
     arm.end()
-    assert calls == [attention is by_operators] * 2
+    assert calls == [attention in (by_operators, by_a_mask_in_place)] * 2
     assert not arm.fell_back and arm.refusal is None
     assert torch.allclose(result, plain, atol=1e-5)
     for mine, theirs in zip(torch.autograd.grad(result.square().sum(), inputs), wanted, strict=True):
@@ -95,6 +102,36 @@ def test_scores_that_are_looked_at_are_computed_and_the_step_does_not_count() ->
     arm.end()
     assert torch.allclose(result[0], plain[0], atol=1e-5)
     assert torch.equal(result[1], plain[1]) and result[2] == plain[2]
+
+
+def written_into(q: Any, k: Any, v: Any) -> Any:
+    """Seen in a public transformer: the mask is written into the scores."""
+    scores = torch.bmm(q, k.transpose(1, 2)) * q.shape[-1] ** -0.5
+    rows, columns = torch.triu_indices(LENGTH, LENGTH, offset=1)
+    scores[..., rows, columns] = float("-inf")
+    assert bool((scores[0] > -1).any()) and len(scores) == len(q)
+    weights = functional.softmax(scores - 1.0, dim=2)
+    return torch.bmm(weights, v), (-weights).sum()
+
+
+def filled_in_place(q: Any, k: Any, v: Any) -> Any:
+    scores = torch.bmm(q, k.transpose(1, 2))
+    scores.clamp_(max=0.5)
+    scores.masked_fill_(~LOWER, -1e9)
+    return torch.bmm(torch.softmax(scores, dim=-1), v), scores.mean()
+
+
+@pytest.mark.parametrize("attention", [written_into, filled_in_place])
+def test_scores_that_are_changed_in_place_stay_changed(attention: Attention) -> None:
+    q = torch.randn(2, LENGTH, 8)
+    plain = attention(q, q, q)
+    arm = watched(attention)
+    arm.begin()
+    result = attention(q, q, q)
+    assert arm.fell_back
+    arm.end()
+    for mine, theirs in zip(result, plain, strict=True):
+        assert torch.allclose(mine, theirs, atol=1e-5)
 
 
 def test_other_products_stay_as_they_are_and_none_put_off_refuses() -> None:
