@@ -419,9 +419,7 @@ def undecided(evidence: Evidence) -> str | None:
     listed = ", ".join(
         f"{read_arm(found, evidence).label} (at most {show_ratio(found.speedup_high)})" for found in most
     )
-    return (
-        f"steps vary too much here to tell what they would gain {listed}. Try a quieter machine, or longer."
-    )
+    return f"steps vary too much to tell what they would gain {listed}. Try a quieter machine, or longer."
 
 
 def _arms(number: int) -> str:

@@ -36,8 +36,10 @@ With an `IterableDataset`, every worker has all samples: each must yield its own
 `torch.utils.data.get_worker_info`, or an epoch contains every sample several times.
 
 Fix safety
-Exact: the batches and their order stay the same. Only random numbers drawn inside the dataset come from
-the workers' own generators. Lossy for an `IterableDataset`, whose shares come in another order.
+Exact: the batches and their order stay the same if a sample depends on its index alone. Random numbers
+drawn inside the dataset come from the workers' own generators, and each worker has a copy of what the
+dataset keeps, such as an open file or a counter. Lossy for an `IterableDataset`, whose shares come in
+another order.
 """
 
 from __future__ import annotations
@@ -106,6 +108,10 @@ def _finding(evidence: Evidence, loader: Loader, *, share: float, cores: int) ->
     if loader.collate_s is not None:
         figures.append(f"collating them takes {show_seconds(loader.collate_s.mean_s)}")
     figures += loading.figures(loader)
+    figures.append(
+        "workers make the same batches if a sample depends on its index alone: each has random numbers and a "
+        "copy of the dataset of its own"
+    )
     return RULE.proven(
         evidence,
         loader.place,

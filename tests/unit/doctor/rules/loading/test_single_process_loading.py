@@ -24,6 +24,7 @@ def test_fires_at_the_loader_with_the_measured_ceiling(made):
     assert (finding.code, finding.name) == ("FO101", "single-process-loading")
     assert finding.place == made.place(10)
     assert finding.share == pytest.approx(0.3)
+    assert any("depends on its index alone" in figure for figure in finding.evidence)
     assert (finding.ceiling.kind, finding.ceiling.speedup) == ("cached", pytest.approx(1.4))
     assert "num_workers=2" in finding.fix
 
