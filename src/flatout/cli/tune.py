@@ -248,10 +248,7 @@ def _show(done: Tuning, out: Path, *, module: bool = False, ranks: int = 1) -> N
     if done.noise_in_run is not None:
         inside = f"{show_ratio(done.noise_in_run.low)} to {show_ratio(done.noise_in_run.high)}"
         console.print(f"Blocks of one run against themselves: {inside}.")
-    repeats = "bit for bit" if done.reproducible else "not bit for bit"
-    console.print(
-        f"It repeats {repeats}; its losses vary on their own by up to {done.envelope or 0:.1e} of the loss."
-    )
+    console.print(done.say_repeats())
     if done.total is None:
         console.print(done.why_nothing())
         return

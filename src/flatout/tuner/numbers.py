@@ -77,6 +77,12 @@ def changes_for(doses: Sequence[Dose], *, draws: bool | None) -> dict[str, Any] 
     return {"same_random": is_compiled and draws, **(WITHOUT_DROPOUT if needs_no_dropout(doses) else {})}
 
 
+NEVER_ALIKE = (
+    "nothing can be verified: the job itself reads other numbers in each run; seed what it draws, such as an "
+    "environment"
+)
+
+
 class Numbers:
     """Judges the numbers of one job's treatments."""
 
@@ -204,8 +210,12 @@ class Numbers:
             reason := verdict.serves_other_batches(self.plain, treated)
         ):
             return reason
-        moves = any(each.moves_reads for each in given)
-        return None if moves else verdict.reads_other_losses(self.plain, treated)
+        if any(each.moves_reads for each in given):
+            return None
+        reason = verdict.reads_other_losses(self.plain, treated)
+        if reason is not None and any(verdict.reads_other_losses(self.plain, run) for run in self._others):
+            return NEVER_ALIKE
+        return reason
 
     def _run(self, doses: Sequence[Dose]) -> TrialResult:
         return self._run_all([(doses, self.changes_for(doses))])[0]

@@ -79,6 +79,33 @@ def test_a_job_without_a_seed_is_verified_and_one_that_draws_otherwise_is_not(
             assert found.judge(given[dose.name], [], dose).is_right is is_right, (safety, is_right)
 
 
+def test_a_job_that_reads_other_numbers_in_each_run_is_told_to_seed_what_it_draws(
+    tmp_path: Path, given: dict[str, Treatment]
+) -> None:
+    """Seen on games of an environment without a seed: each episode has another length."""
+    number = 0
+
+    def plays() -> None:
+        nonlocal number
+        number += 1
+        with pytest.MonkeyPatch.context() as patch:
+            entropy = nn.functional.cross_entropy
+
+            def acts(*args: Any) -> torch.Tensor:
+                for _ in range(number):
+                    torch.ones(()).item()
+                return entropy(*args)
+
+            patch.setattr(nn.functional, "cross_entropy", acts)
+            train()
+
+    trials = LocalTrials(tmp_path, plays)
+    found = Numbers(trials, [trials.run([]) for _ in range(3)])  # type: ignore[arg-type]
+    given["nothing"] = made(nothing, "exact")
+    judged = found.judge(given["nothing"], [], Dose(name="nothing", value=True))
+    assert not judged.is_right and "seed what it draws" in judged.reason
+
+
 class Augmented(Dataset[tuple[torch.Tensor, int]]):
     """Samples with noise, from everybody's generator or from one that each worker has a copy of."""
 

@@ -51,6 +51,13 @@ class Tuning:
     envelope: float | None = None  # of the loss: how far runs of the job itself differ, at most
     job: JobGain | None = None  # of everything kept, including its cost at the start
 
+    def say_repeats(self) -> str:
+        """Say whether the job repeats, and how far rounding moves its losses if it does."""
+        moved = f"by up to {self.envelope or 0:.1e} of the loss"
+        if self.reproducible:
+            return f"It repeats bit for bit; weights that differ in their last bit move its losses {moved}."
+        return f"It does not repeat bit for bit; its losses vary on their own {moved}."
+
     def why_nothing(self) -> str:
         """Say why nothing was kept."""
         untried = sum(each.reason in (NO_TIME, NO_TIME_TO_VERIFY) for each in self.tried)

@@ -166,15 +166,14 @@ def _numbers(done: Tuning) -> Html | None:
 
 def _noise(done: Tuning) -> Html:
     noise = done.noise
-    repeats = "repeats bit for bit" if done.reproducible else "differs from run to run"
     said = (
-        f"Without any change the job {repeats}, and {noise.num_pairs} pairs of its own runs give "
-        f"{show_gain(noise)}. A gain that is not clearly larger is noise."
+        f"Without any change, {noise.num_pairs} pairs of the job's own runs give {show_gain(noise)}. "
+        "A gain that is not clearly larger is noise."
     )
     if done.smallest_gain is not None:
         said += f" The smallest gain that such pairs can show here is {show_ratio(done.smallest_gain)}."
     if done.envelope is not None:
-        said += f" On their own, its losses vary by up to {done.envelope:.1e} of the loss."
+        said += f" {done.say_repeats()}"
     return section("The job against itself", tag("p", said), anchor="noise")
 
 

@@ -20,6 +20,8 @@ MOST_SOURCE = 4 << 20
 HIDES = 1.3  # a cause worth as much hides what others gain
 FOUND = 1.2  # a cause that was found, without a measured ceiling, goes before what shows no sign
 
+NO_LINE = "the diagnosis found no line for it; give it more time if one should be there"
+
 Candidate = tuple[Treatment, Sequence[Value]]
 Reasons = list[tuple[Dose, str]]  # doses that are not tried, and why
 
@@ -59,6 +61,8 @@ def find_patches(
     can, cannot = find_sites(user_files(evidence, command), examine(evidence), folder=Path.cwd(), only=wanted)
     doses = [Dose(name=site.patch, value=str(site)) for site in can]
     left_out = [(Dose(name=site.patch, value=str(site)), reason) for site, reason in cannot]
+    placed = {site.patch for site in (*can, *(site for site, _ in cannot))}
+    left_out += [(Dose(name=name, value=True), NO_LINE) for name in sorted(wanted.keys() - placed)]
     return [(treatment_of(dose), [dose.value]) for dose in doses], left_out
 
 

@@ -52,7 +52,7 @@ def test_the_page_tells_before_after_trials_reasons_and_the_machine() -> None:
         "it gains less than 3 %", "&lt;b&gt;no&lt;/b&gt; compiler", "loss 3 is 0.7 instead of 0.8",
         "repeats bit for bit", "one launch", "1.50 µs", "for row in &lt;x&gt;",
         "smallest gain that such pairs can show here is 1.04×", "earned back in 1700 steps",
-        "vary by up to 1.9e-07 of the loss",
+        "weights that differ in their last bit move its losses by up to 1.9e-07 of the loss",
     ):  # fmt: skip
         assert words in shown, words
     assert shown.count('class="row"') == 3 + 4  # two bars and their axis; three measured trials and theirs
@@ -79,4 +79,4 @@ def test_a_tuning_that_kept_nothing_says_so() -> None:
     )
     shown = page(nothing)
     assert "No treatment that was tried gains" in shown and "no treatment matches" in shown
-    assert "differs from run to run" in shown and "Before and after" not in shown
+    assert "does not repeat bit for bit" in shown and "Before and after" not in shown

@@ -79,6 +79,12 @@ def test_patches_of_one_line_do_not_go_together(tmp_path: Path, monkeypatch: pyt
     found, left_out = find_patches(known, ["model.py"], only={"rows-at-once": True, "one-gather": True})
     assert [values for _, values in found] == [["model.py:6"]]
     assert [str(dose) for dose, _ in left_out] == ["one-gather model.py:6"]
+    asked = {"one-tensor": True, "rows-at-once": True, "threads": 1}
+    found, left_out = find_patches(known, ["model.py"], only=asked)
+    assert [treatment.name for treatment, _ in found] == ["rows-at-once"]
+    assert [(str(dose), reason.partition(";")[0]) for dose, reason in left_out] == [
+        ("one-tensor", "the diagnosis found no line for it")
+    ]
     one, other = (Dose(name=name, value="model.py:6") for name in ("rows-at-once", "unbound-rows"))
     assert why_not_together([one]) is None and why_not_together([one, other])
     assert find_patches(known, ["model.py"], only={"threads": 1}) == ([], [])
