@@ -9,7 +9,7 @@ import pytest
 from flatout.tuner import verdict
 from flatout.tuner.results.machine import measure
 from flatout.tuner.treatment import read_dose
-from flatout.tuner.trials import TrialPlan, Trials
+from flatout.tuner.trials import TrialPlan, Trials, pair_of
 
 pytestmark = pytest.mark.gpu
 
@@ -60,6 +60,23 @@ def test_losses_are_the_same_or_nearly_so(tmp_path: Path, monkeypatch: pytest.Mo
             elif abs(found.losses[-1] - plain.losses[-1]) > 0.02 * plain.losses[-1]:
                 wrong.append(f"{text}: {found.losses[-1]} instead of {plain.losses[-1]}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_runs_that_start_beside_each_other_compute_what_one_alone_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    with Trials(["train.py"], module=False, plan=PLAN) as trials:
+        alone = trials.run([], timed=True)
+        trials.at_once = 4
+        (one, other), (another, compiled) = trials.run_pairs(
+            [pair_of([], []), pair_of([], [read_dose("compile=default")])]
+        )
+    for run in (alone, one, other, another, compiled):
+        assert verdict.failure(run) is None, run
+    assert all(run.losses == alone.losses for run in (one, other, another))
+    assert abs(compiled.losses[0] - alone.losses[0]) < 1e-3 * alone.losses[0]
 
 
 def test_latencies_of_this_machine_are_those_of_a_gpu() -> None:
