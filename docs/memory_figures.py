@@ -65,7 +65,9 @@ def measured(folder: Path) -> str:
 def accuracy(folder: Path) -> str:
     """Errors of ours, tuned and held-out families apart, with the first look at the latter."""
     estimates, first = latest(folder, "estimates"), latest(folder, "first-look")
-    second, fourth = (latest(folder, f"unseen-{which}-first-look") for which in ("second", "fourth"))
+    second, fourth, fifth = (
+        latest(folder, f"unseen-{which}-first-look") for which in ("second", "fourth", "fifth")
+    )
     unseen = {
         "unseen, first look": (latest(folder, "unseen-first-look"), OURS),
         "unseen, looked at since": (latest(folder, "unseen-estimates"), OURS),
@@ -77,6 +79,9 @@ def accuracy(folder: Path) -> str:
         "**fourth unseen set, first look**": (fourth, OURS),
         "fourth unseen set, failures repaired before measuring": (fourth, REPAIRED),
         "fourth unseen set, looked at since": (latest(folder, "unseen-fourth-estimates"), OURS),
+        "**fifth unseen set, first look**": (fifth, OURS),
+        "fifth unseen set, failures repaired before measuring": (fifth, REPAIRED),
+        "fifth unseen set, looked at since": (latest(folder, "unseen-fifth-estimates"), OURS),
     }
     if estimates is None:
         return NOT_MEASURED
