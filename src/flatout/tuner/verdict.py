@@ -71,6 +71,15 @@ class Gain:
         """Whether it gains too little: dropping a treatment takes less proof than keeping it."""
         return self.num_pairs >= 2 and (self.high < LEAST_GAIN or self.best < LEAST_GAIN)
 
+    def why_none(self, what: str) -> str:
+        """Say why the gain is too little; `what` was compared, blocks or pairs."""
+        least = f"{LEAST_GAIN - 1:.0%}".replace("%", " %")
+        if self.high < LEAST_GAIN:
+            return f"it gains less than {least}"
+        if self.best == self.ratio:  # of blocks, only the mean is known
+            return f"{self.num_pairs} {what} gain less than {least} on average"
+        return f"none of {self.num_pairs} {what} gains {least}"
+
     @property
     def is_settled(self) -> bool:
         return self.is_kept or self.is_none

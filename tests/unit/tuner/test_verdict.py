@@ -46,6 +46,10 @@ def test_a_gain_is_kept_after_three_pairs_or_two_if_it_is_large() -> None:
 
 def test_what_gains_nothing_is_dropped_early_and_what_varies_is_not_settled() -> None:
     assert verdict.gain_of(pairs(0.99, 1.01)).is_none
+    assert verdict.gain_of(pairs(0.9, 1.02)).why_none("pairs") == "none of 2 pairs gains 3 %"
+    assert verdict.gain_of(pairs(1.0, 1.0, 1.0)).why_none("pairs") == "it gains less than 3 %"
+    blocks = verdict.Gain(ratio=0.93, low=0.61, high=1.44, num_pairs=12, best=0.93)
+    assert blocks.why_none("blocks") == "12 blocks gain less than 3 % on average"
     varies = verdict.gain_of(pairs(1.3, 0.9, 1.2))
     assert not varies.is_kept and not varies.is_settled
 

@@ -363,10 +363,10 @@ class Tuner:
             self._note(treatment, values[0], "not tried", NO_TIME)
 
     def _note_gain(self, treatment: Treatment, dose: Dose, gain: Gain) -> None:
+        what = "blocks" if str(dose) in self.times.in_run else "pairs"
         if gain.is_none:
-            self._note(treatment, dose.value, "no gain", "it gains less than 3 %", gain)
+            self._note(treatment, dose.value, "no gain", gain.why_none(what), gain)
         else:
-            what = "blocks" if str(dose) in self.times.in_run else "pairs"
             reason = f"{gain.num_pairs} {what} do not show whether it gains 3 %"
             self._note(treatment, dose.value, "undecided", reason, gain)
 
