@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -15,17 +15,25 @@ from flatout.testing.wrong_treatments import (
     plant,
     wrong_treatments,
 )
+from flatout.tuner import treatment
 from flatout.tuner.numbers import Judgement, Numbers
 from flatout.tuner.treatment import Dose, Treatment, all_treatments
-from tests.unit.tuner.trial.test_meter import LocalTrials, given
-
-__all__ = ["given"]
+from tests.unit.tuner.trial.test_meter import LocalTrials
 
 
-@pytest.fixture
-def numbers(tmp_path: Path, given: dict[str, Treatment]) -> Numbers:
-    given.update(wrong_treatments())
-    trials = LocalTrials(tmp_path)
+@pytest.fixture(scope="module")
+def given() -> Iterator[dict[str, Treatment]]:
+    """The wrong treatments, beside the real ones."""
+    known = {**all_treatments(), **wrong_treatments()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(treatment, "all_treatments", lambda: known)
+        yield known
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory, given: dict[str, Treatment]) -> Numbers:
+    """One judge of all treatments, as in a tuning: what the job itself computes is run once."""
+    trials = LocalTrials(tmp_path_factory.mktemp("trials"))
     return Numbers(trials, [trials.run([]) for _ in range(3)])  # type: ignore[arg-type]
 
 
