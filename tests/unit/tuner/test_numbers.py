@@ -32,10 +32,16 @@ def made(install: Install, safety: Any) -> Treatment:
     )
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[TrialResult]:
+    """The job against itself."""
+    trials = LocalTrials(tmp_path_factory.mktemp("runs"))
+    return [trials.run([]) for _ in range(3)]
+
+
 @pytest.fixture
-def numbers(tmp_path: Path) -> Numbers:
-    trials = LocalTrials(tmp_path)
-    return Numbers(trials, [trials.run([]) for _ in range(3)])  # type: ignore[arg-type]
+def numbers(tmp_path: Path, runs: list[TrialResult]) -> Numbers:
+    return Numbers(LocalTrials(tmp_path), runs)  # type: ignore[arg-type]
 
 
 def test_what_is_right_passes_in_every_class(numbers: Numbers, given: dict[str, Treatment]) -> None:
