@@ -65,8 +65,8 @@ def measured(folder: Path) -> str:
 def accuracy(folder: Path) -> str:
     """Errors of ours, tuned and held-out families apart, with the first look at the latter."""
     estimates, first = latest(folder, "estimates"), latest(folder, "first-look")
-    second, fourth, fifth = (
-        latest(folder, f"unseen-{which}-first-look") for which in ("second", "fourth", "fifth")
+    second, fourth, fifth, sixth = (
+        latest(folder, f"unseen-{which}-first-look") for which in ("second", "fourth", "fifth", "sixth")
     )
     unseen = {
         "unseen, first look": (latest(folder, "unseen-first-look"), OURS),
@@ -82,6 +82,7 @@ def accuracy(folder: Path) -> str:
         "**fifth unseen set, first look**": (fifth, OURS),
         "fifth unseen set, failures repaired before measuring": (fifth, REPAIRED),
         "fifth unseen set, looked at since": (latest(folder, "unseen-fifth-estimates"), OURS),
+        "**sixth unseen set, first look**": (sixth, OURS),
     }
     if estimates is None:
         return NOT_MEASURED

@@ -13,7 +13,7 @@ import pytest
 # These compare figures of the whole GPU before and after their own work.  They run first, while no other test
 # has left memory in torch's cache, a CUDA graph, or a process that is still giving its memory back.
 ALONE = ("test_nvml_on_gpu.py", "test_monitor_on_gpu.py")
-LOCK = Path(tempfile.gettempdir()) / "flatout-gpu-tests.lock"
+DOOR, GPU = (Path(tempfile.gettempdir()) / f"flatout-gpu-tests-{name}.lock" for name in ("door", "gpu"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,9 +22,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _share_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Keep the GPU to the files of ALONE while they run, also where pytest runs several processes."""
-    with LOCK.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if request.path.name in ALONE else fcntl.LOCK_SH)
+    """Keep the GPU to the files of ALONE while they run, also where pytest runs several processes.
+
+    One of these closes the door first: else others would take turns with the GPU for ever.
+    """
+    is_alone = request.path.name in ALONE
+    with DOOR.open("w") as door, GPU.open("w") as gpu:
+        fcntl.flock(door, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
+        fcntl.flock(gpu, fcntl.LOCK_EX if is_alone else fcntl.LOCK_SH)
+        if not is_alone:
+            fcntl.flock(door, fcntl.LOCK_UN)
         yield
 
 
