@@ -141,7 +141,7 @@ class Stored(Dataset[Any]):
 
     def __getitem__(self, index: int) -> float:
         if index % 2 == 0:
-            time.sleep(0.02)
+            time.sleep(0.05)
         end = time.thread_time() + (0.005 if index % 2 else 0.0)
         while time.thread_time() < end:
             pass
@@ -154,7 +154,8 @@ def test_time_on_a_core_is_told_from_waiting(watch: LoaderWatch, num_workers: in
     (loader,) = watch.evidence()
     assert loader.fetch_s is not None and loader.cpu_s is not None and loader.blocked_s is not None
     assert loader.cpu_s >= 0.005
-    assert 0.015 < loader.blocked_s <= loader.fetch_s.mean_s + 1e-3
+    # what counts as queued for a core on a busy machine is not blocked
+    assert 0.02 < loader.blocked_s <= loader.fetch_s.mean_s + 1e-3
     assert [worker.blocked_s for worker in loader.workers] == [loader.blocked_s] * num_workers
 
 
