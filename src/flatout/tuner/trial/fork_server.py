@@ -6,6 +6,9 @@ interpreter does: in a session of its own, with its own output and working folde
 
 What a script sets before it imports torch would come too late here, so the first trial of a job starts
 plainly and tells whether its environment was still the one it began with when torch had been imported.
+
+The server of `memory.process` calls a function and returns its answer; here a fork becomes the user's script,
+which has an exit code and a session that can be ended as a whole.
 """
 
 from __future__ import annotations
